@@ -1,0 +1,25 @@
+"""Exceptions of the package. Each message says the operation, what was expected, what was found and the remedy."""
+
+
+class KdtreeError(Exception):
+    """Base of every exception that the package defines itself (bad arguments raise ValueError or TypeError)."""
+
+
+class KernelBuildError(KdtreeError):
+    """The native kernels could not be compiled: no compiler, a compiler error, a build lock, a read-only cache."""
+
+
+class KernelUnavailableError(KdtreeError):
+    """An operation has no kernel for the device asked for, or the sources changed under a running process."""
+
+
+class KdtrError(KdtreeError):
+    """A KDTR file is damaged, hostile, too new or lacks a tensor. Names the file, the tensor and the expectation."""
+
+
+class CheckpointError(KdtreeError):
+    """A model file or folder does not describe a model that this package can run. Names the field or tensor."""
+
+
+class NonFiniteError(KdtreeError):
+    """A model or drafter produced NaN logits. Names the stream and the position."""

@@ -1,0 +1,246 @@
+// One plain struct per operation: THE contract between the operations, their bindings and the C ABI.
+//
+// Every kernel is `int <op>_cpu(const <Op>Args&)` in <op>.cpp and `int <op>_cuda(const <Op>Args&, void* stream)` in
+// <op>.cu. The return value is a Status. Pointers are to dense row-major arrays in the order of the shape comment unless
+// a stride is given; strides count elements. `Float` arrays hold the type named by `dtype` (F32 or BF16). Symbols:
+//   T rows of the step (ragged: rows of stream 0, then stream 1, …)   B streams   N tree slots per stream = 1 + max_budget
+//   H heads   C kv_lora_rank   R qk_rope_head_dim   L draft depth   K candidates per depth   V vocabulary   E experts
+// No file that includes this header sees torch.
+#pragma once
+#include <cstdint>
+
+namespace kdtree {
+
+enum Dtype : int32_t { kF32 = 0, kBF16 = 1 };
+
+enum Status : int32_t {
+  kOk = 0,
+  kInvalidCandidates = 1,  // tree_build: a row is NaN, positive, increasing, or repeats a token id
+  kNonFinite = 2,          // draft_topk: a NaN logit
+  kInvalidTree = 3,        // a parent index that is not below its node's own index
+  kOutOfRange = 4,         // a token id, slot or position outside its array
+  kUnsupported = 5,
+};
+
+// --- rows of the transformer ---------------------------------------------------------------------------------------
+
+struct EmbedArgs {           // out[t] = weight[token[t]]
+  const void* weight;        // Float [V, D]
+  const int64_t* token;      // [T]
+  void* out;                 // Float [T, D]
+  int64_t num_rows, vocab_size, dim;
+  Dtype dtype;
+  int32_t num_threads;
+};
+
+struct RmsNormArgs {         // out = x / sqrt(mean(x^2) + eps) * weight, per row
+  const void* x;             // Float [T, D], row stride x_stride
+  const void* weight;        // Float [D]
+  void* out;                 // Float [T, D]
+  int64_t num_rows, dim, x_stride;
+  float eps;
+  Dtype dtype;
+  int32_t num_threads;
+};
+
+// Weights of linear are packed once at load by pack_linear. CPU layout: [G, ceil(N/16), K, 16], zero-filled past N, so
+// that 16 neighbouring outputs are one vector and every output is summed alone, in k order, inside each segment.
+struct PackLinearArgs {
+  const void* weight;        // Float [G, N, K]
+  void* packed;              // Float [G, ceil(N/16), K, 16]
+  int64_t num_groups, num_out, num_in;
+  Dtype dtype;
+};
+
+// out[t, g] = W[g] x[t, g] (+ residual[t, g]). K is cut into 8 segments (see segments.h); segment sums are combined
+// ((0+1)+(2+3))+((4+5)+(6+7)) in FP32, rounded once to the output type, and only then added to the residual.
+struct LinearArgs {
+  const void* x;             // Float [T, G, K], strides x_row_stride, x_group_stride
+  const void* packed;        // Float, see PackLinearArgs
+  const void* residual;      // Float [T, G, N] or nullptr; only with out_dtype == dtype
+  void* out;                 // out_dtype [T, G, N]
+  int64_t num_rows, num_groups, num_out, num_in;
+  int64_t x_row_stride, x_group_stride;
+  Dtype dtype, out_dtype;    // out_dtype: kF32 always allowed (logits, router)
+  int32_t num_threads;
+};
+
+struct RopeArgs {            // NeoX rotation: pairs (i, i + R/2)
+  const void* x;             // Float [T, H, R], strides x_row_stride, x_head_stride
+  const float* cos_sin;      // f32 [P, R]: R/2 cosines, then R/2 sines, by absolute position
+  const int32_t* position;   // [T]
+  void* out;                 // Float [T, H, R]
+  int64_t num_rows, num_heads, dim, num_positions;
+  int64_t x_row_stride, x_head_stride;
+  Dtype dtype;
+  int32_t num_threads;
+};
+
+struct SwigluArgs {          // out = silu(gate) * up
+  const void* gate_up;       // Float [T, 2I]: I gates, then I ups
+  void* out;                 // Float [T, I]
+  int64_t num_rows, dim;     // dim = I
+  Dtype dtype;
+  int32_t num_threads;
+};
+
+struct ResidualAddArgs {     // out = round(x + y)
+  const void* x;             // Float [T, D]
+  const void* y;             // Float [T, D]
+  void* out;                 // Float [T, D]
+  int64_t num_rows, dim;
+  Dtype dtype;
+  int32_t num_threads;
+};
+
+struct ArgmaxArgs {          // lower id wins ties; -1 for a row that holds a NaN
+  const float* logits;       // f32 [T, V]
+  int64_t* token;            // [T]
+  int64_t num_rows, vocab_size;
+  int32_t num_threads;
+};
+
+// --- mixture of experts --------------------------------------------------------------------------------------------
+
+enum Scoring : int32_t { kSoftmax = 0, kSigmoid = 1 };
+
+struct MoeRouteArgs {        // choose top_k experts a row; bias selects only, weights are the unbiased scores
+  const float* logits;       // f32 [T, E]
+  const float* bias;         // f32 [E] or nullptr
+  int32_t* expert_id;        // [T, top_k], ascending
+  float* weight;             // f32 [T, top_k]
+  int64_t num_rows, num_experts, top_k;
+  Scoring scoring;
+  bool renormalize;          // divide by (sum + 1e-20)
+  float scaling_factor;
+};
+
+// Segment tree outermost: per segment s of the down projection, acc = fma(weight, partial_expert_s, acc) from +0 over the
+// row's experts in ascending id, the shared expert last with weight 1; then the tree over s; then one rounding; then the
+// residual. Each expert is gate/up linear (rounded), swiglu (rounded), down linear (segment partials unrounded).
+struct MoeExpertsArgs {
+  const void* x;                // Float [T, D]
+  const void* gate_up;          // Float, packed [E, 2I, D]
+  const void* down;             // Float, packed [E, D, I]
+  const void* shared_gate_up;   // Float, packed [1, 2S, D] or nullptr
+  const void* shared_down;      // Float, packed [1, D, S] or nullptr
+  const int32_t* expert_id;     // [T, top_k], ascending
+  const float* weight;          // f32 [T, top_k]
+  const void* residual;         // Float [T, D] or nullptr
+  void* out;                    // Float [T, D]
+  int64_t num_rows, dim, num_experts, top_k, width, shared_width;
+  Dtype dtype;
+  int32_t num_threads;
+};
+
+// --- latent cache and attention ------------------------------------------------------------------------------------
+
+struct CacheAppendArgs {     // cache[stream[t], slot[t]] = [latent[t], k_rope[t]]
+  void* cache;               // Float [S, P, C+R], one layer
+  const void* latent;        // Float [T, C]
+  const void* k_rope;        // Float [T, R]
+  const int32_t* stream;     // [T]
+  const int32_t* slot;       // [T]
+  int64_t num_rows, num_streams, num_slots, latent_dim, rope_dim;   // S, P, C, R
+  Dtype dtype;
+};
+
+// After acceptance: slot prefix_len + 1 + j of every layer receives slot prefix_len + accepted_path[j]. In place; safe in
+// ascending j because a node's index is never smaller than its depth.
+struct CacheCompactArgs {
+  void* cache;                    // Float [num_layers, S, P, W]
+  const int32_t* prefix_len;      // [S]
+  const int32_t* accepted_path;   // [S, L] node indices, root excluded, padded with -1
+  const int32_t* num_accepted;    // [S]
+  int64_t num_layers, num_streams, num_slots, width, max_depth;
+  Dtype dtype;
+};
+
+// Row t is node n = node[t] of stream s = stream[t]. It attends to slots 0 … prefix_len[s]-1 and to the slots
+// prefix_len[s] + a of its ancestors a and itself, in order of absolute position, so that the additions are those of
+// one-token decoding. Scores scale * (q_latent . latent + q_rope . k_rope); output = sum p * latent / sum p.
+struct VerifyAttnArgs {
+  const void* q_latent;      // Float [T, H, C]
+  const void* q_rope;        // Float [T, H, R]
+  const void* cache;         // Float [S, P, C+R], one layer
+  const int32_t* stream;     // [T]
+  const int32_t* node;       // [T]
+  const int32_t* parent;     // [S, N]
+  const int32_t* depth;      // [S, N]
+  const int32_t* prefix_len; // [S]
+  void* out;                 // Float [T, H, C]
+  int64_t num_rows, num_heads, latent_dim, rope_dim, num_streams, num_slots, num_tree_slots;  // T H C R S P N
+  float scale;
+  Dtype dtype;
+  int32_t num_threads;
+};
+
+// --- draft trees ---------------------------------------------------------------------------------------------------
+
+struct DraftTopkArgs {       // log-softmax over V and its K largest, equal logits: lower id first
+  const void* logits;        // Float [B, L, V]
+  float* log_probs;          // f32 [B, L, K], never above 0
+  int64_t* token_ids;        // [B, L, K]
+  int64_t num_rows, vocab_size, num_candidates;   // num_rows = B * L
+  Dtype dtype;
+  int32_t num_threads;
+};
+
+struct TreeBuildArgs {       // the budget[b] heaviest prefixes, best first; see DraftTree for the outputs
+  const float* log_probs;    // f32 [B, L, K]
+  const int64_t* token_ids;  // [B, L, K]
+  const int64_t* bonus;      // [B]
+  const int32_t* budget;     // [B], 0 … max_budget
+  int64_t* token;            // [B, N]
+  int32_t* parent;           // [B, N]
+  int32_t* depth;            // [B, N]
+  double* log_prob;          // [B, N]
+  int64_t* ancestor_bits;    // [B, N, ceil(N/64)]
+  int32_t* num_nodes;        // [B]
+  int32_t* status;           // [B] Status per stream
+  int64_t num_streams, max_depth, num_candidates, max_budget;   // B L K N-1
+};
+
+struct TreeRowsArgs {        // flatten the nodes in use into the rows of one forward pass
+  const int64_t* token;      // [B, N]
+  const int32_t* depth;      // [B, N]
+  const int32_t* num_nodes;  // [B]; 0 skips a stream
+  const int32_t* prefix_len; // [B]
+  int32_t* row_stream;       // [T]
+  int32_t* row_node;         // [T]
+  int32_t* row_position;     // [T] prefix_len + depth
+  int32_t* row_slot;         // [T] prefix_len + node
+  int64_t* row_token;        // [T]
+  int64_t num_streams, num_tree_slots;
+};
+
+struct TreeAcceptArgs {      // follow the child whose token is the target's choice, from the root
+  const int64_t* token;           // [B, N]
+  const int32_t* parent;          // [B, N]
+  const int32_t* num_nodes;       // [B]; 0 skips a stream (nothing accepted, next_token -1)
+  const int64_t* target_token;    // [B, N]
+  int32_t* accepted_path;         // [B, L] padded with -1
+  int32_t* num_accepted;          // [B]
+  int64_t* next_token;            // [B]
+  int64_t num_streams, num_tree_slots, max_depth;   // B N L
+};
+
+int embed_cpu(const EmbedArgs&);
+int rms_norm_cpu(const RmsNormArgs&);
+int pack_linear_cpu(const PackLinearArgs&);
+int linear_cpu(const LinearArgs&);
+int rope_cpu(const RopeArgs&);
+int swiglu_cpu(const SwigluArgs&);
+int residual_add_cpu(const ResidualAddArgs&);
+int argmax_cpu(const ArgmaxArgs&);
+int moe_route_cpu(const MoeRouteArgs&);
+int moe_experts_cpu(const MoeExpertsArgs&);
+int cache_append_cpu(const CacheAppendArgs&);
+int cache_compact_cpu(const CacheCompactArgs&);
+int verify_attn_cpu(const VerifyAttnArgs&);
+int draft_topk_cpu(const DraftTopkArgs&);
+int tree_build_cpu(const TreeBuildArgs&);
+int tree_rows_cpu(const TreeRowsArgs&);
+int tree_accept_cpu(const TreeAcceptArgs&);
+
+}  // namespace kdtree
