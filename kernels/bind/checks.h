@@ -1,0 +1,100 @@
+// Argument checks of the bindings. Each raises ValueError in Python, with the operation, what was expected and what came.
+// The texts are built only on failure: a decode step makes dozens of calls and the checks may cost nanoseconds.
+#pragma once
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+
+#include <initializer_list>
+
+#include "../op_args.h"
+
+namespace kdtree::bind {
+
+// TORCH_CHECK_VALUE arrives in Python as ValueError.
+inline void expect_device(const char* op, const char* name, const at::Tensor& t, at::DeviceType want) {
+  TORCH_CHECK_VALUE(t.device().type() == want, op, ": ", name, ": expected a tensor on ", want, ", got one on ",
+                    t.device());
+}
+
+inline void expect_type(const char* op, const char* name, const at::Tensor& t, at::ScalarType want) {
+  TORCH_CHECK_VALUE(t.scalar_type() == want, op, ": ", name, ": expected dtype ", want, ", got ", t.scalar_type());
+}
+
+// The two activation types; raises for any other.
+inline Dtype float_type(const char* op, const char* name, const at::Tensor& t) {
+  const auto type = t.scalar_type();
+  TORCH_CHECK_VALUE(type == at::kFloat || type == at::kBFloat16, op, ": ", name,
+                    ": expected dtype Float or BFloat16, got ", type);
+  return type == at::kFloat ? kF32 : kBF16;
+}
+
+inline at::ScalarType scalar_type(Dtype dtype) { return dtype == kF32 ? at::kFloat : at::kBFloat16; }
+
+inline void expect_dim(const char* op, const char* name, const at::Tensor& t, int64_t want, const char* symbols) {
+  TORCH_CHECK_VALUE(t.dim() == want, op, ": ", name, ": expected ", want, " dimensions ", symbols, ", got shape ",
+                    t.sizes());
+}
+
+// `want` holds the sizes; -1 accepts any. `symbols` is the shape as the schema's reader knows it, "[B, L, K]".
+inline void expect_shape(const char* op, const char* name, const at::Tensor& t, std::initializer_list<int64_t> want,
+                         const char* symbols) {
+  const auto sizes = t.sizes();
+  bool same = sizes.size() == want.size();
+  size_t i = 0;
+  for (const int64_t size : want) same = same && (size < 0 || sizes[i] == size), ++i;
+  TORCH_CHECK_VALUE(same, op, ": ", name, ": expected shape ", symbols, " = ", at::IntArrayRef(want),
+                    " (-1: any), got ", sizes);
+}
+
+inline void expect_contiguous(const char* op, const char* name, const at::Tensor& t) {
+  TORCH_CHECK_VALUE(t.is_contiguous(), op, ": ", name, ": expected a contiguous tensor, got strides ", t.strides(),
+                    " for shape ", t.sizes(), "; call .contiguous()");
+}
+
+// For inputs that may be views into wider rows: only the innermost dimension must be dense.
+inline void expect_dense_rows(const char* op, const char* name, const at::Tensor& t) {
+  TORCH_CHECK_VALUE(t.dim() > 0 && (t.size(-1) <= 1 || t.stride(-1) == 1), op, ": ", name,
+                    ": expected stride 1 in the last dimension, got strides ", t.strides(), " for shape ", t.sizes());
+}
+
+// A dense tensor of one type and shape on the CPU: what most arguments must be.
+inline void expect_array(const char* op, const char* name, const at::Tensor& t, at::ScalarType type,
+                         std::initializer_list<int64_t> want, const char* symbols) {
+  expect_device(op, name, t, at::kCPU);
+  expect_type(op, name, t, type);
+  expect_shape(op, name, t, want, symbols);
+  expect_contiguous(op, name, t);
+}
+
+inline void expect_range(const char* op, const char* name, int64_t value, int64_t low, int64_t high) {
+  TORCH_CHECK_VALUE(value >= low && value <= high, op, ": ", name, ": expected ", low, " … ", high, ", got ", value);
+}
+
+inline void expect_at_least(const char* op, const char* name, int64_t value, int64_t low) {
+  TORCH_CHECK_VALUE(value >= low, op, ": ", name, ": expected at least ", low, ", got ", value);
+}
+
+inline const char* status_text(int status) {
+  switch (status) {
+    case kInvalidCandidates:
+      return "expected log-probs that are non-increasing, at most 0 and free of NaN, and token ids that are not "
+             "negative and differ within a row";
+    case kNonFinite: return "expected logits below +inf and free of NaN";
+    case kInvalidTree: return "expected a parent index from 0 up to below the node's own index, and a depth one more";
+    case kOutOfRange: return "expected token ids, slots and positions inside their arrays";
+    case kUnsupported: return "this combination of types and sizes has no kernel";
+    default: return "the kernel returned an unknown status";
+  }
+}
+
+inline void expect_ok(const char* op, int status) {
+  TORCH_CHECK_VALUE(status == kOk, op, ": ", status_text(status), " (status ", status, ")");
+}
+
+// A new dense CPU tensor; cheaper than at::empty, which passes the dispatcher again.
+inline at::Tensor new_cpu(at::IntArrayRef sizes, at::ScalarType type) {
+  return at::Tensor(at::detail::empty_cpu(sizes, type, /*pin_memory=*/false, /*memory_format=*/std::nullopt));
+}
+
+}  // namespace kdtree::bind
