@@ -1,0 +1,5 @@
+"""Native kernels: compiled on first use, loaded once per process, called through `kdtree_nb.native.ops`."""
+
+from kdtree_nb.native.build import Build, load
+
+__all__ = ["Build", "load"]

@@ -1,0 +1,288 @@
+"""Find, hash, compile once, load: the native kernels as one shared library, or an error that says why not.
+
+The library, its torch namespace and its folder in the cache carry one fingerprint of everything that goes into it:
+sources, headers, flags, compiler, torch, CPU. So a stale or foreign library can never be picked up, and two versions
+never register the same names. A build happens in a folder of its own and is renamed into place when it is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from kdtree_nb.errors import KernelBuildError, KernelUnavailableError
+from kdtree_nb.native.toolchain import Toolchain, find_toolchain
+
+FLAGS = ("-O3", "-march=native", "-fopenmp", "-ffp-contract=off")
+"""Compiler flags of every source. No fast-math: additions keep their order, and fma happens only where it is written."""
+
+LINK_FLAGS = ("-fopenmp", "-Wl,--no-undefined")
+
+LOCK_TIMEOUT_S = 600.0
+"""How long to wait for another process that compiles the same kernels."""
+
+_BINDING_S = 10.0  # a file that includes torch's lean headers compiles in about this time; one without, in well under 1 s
+
+Report = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Build:
+    """A loaded library: its torch.ops namespace, its path, and the seconds its compilation took (0.0 from the cache)."""
+
+    namespace: str
+    path: Path
+    compile_s: float
+
+
+@dataclasses.dataclass
+class _Process:
+    """What this process has loaded. Operators register once per process, so this state belongs to the process."""
+
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    build: Build | None = None
+    kernels: Path | None = None
+    sources_digest: str = ""
+
+
+_process = _Process()
+
+
+def print_to_stderr(message: str) -> None:
+    """The default `report`: one line on stderr."""
+    print(f"kdtree_nb: {message}", file=sys.stderr, flush=True)
+
+
+def load(kernels: Path | None = None, cache: Path | None = None, report: Report = print_to_stderr) -> Build:
+    """Load the native kernels, compiling them when the cache has no library for these sources and this machine.
+
+    Loads once per process, from any thread; later calls return the same Build. `kernels` is the source folder (default
+    `kernels_dir()`), `cache` the folder of compiled libraries (default `cache_dir()`), `report` receives progress lines.
+    Raises KernelBuildError when the kernels cannot be built, KernelUnavailableError when the sources have changed since
+    this process loaded them.
+    """
+    with _process.lock:
+        root = kernels or _process.kernels or kernels_dir()
+        digest = sources_digest(root)
+        if _process.build is None:
+            _process.build = _load(root, cache or cache_dir(), report)
+            _process.kernels, _process.sources_digest = root, digest
+        elif digest != _process.sources_digest:
+            raise KernelUnavailableError(
+                f"native kernels: the sources in {root} have changed since this process loaded {_process.build.path}; "
+                "a process can load them once. Restart the kernel (or the Python process) to compile the new ones."
+            )
+        return _process.build
+
+
+def kernels_dir() -> Path:
+    """The folder of kernel sources: `kernels/` beside the package in a checkout, else inside the installed package."""
+    package = Path(__file__).resolve().parents[1]
+    candidates = (package.parent / "kernels", package / "_kernels")
+    for folder in candidates:
+        if (folder / "op_args.h").is_file():
+            return folder
+    raise KernelBuildError(
+        f"native kernels: no sources (op_args.h) in {' or '.join(map(str, candidates))}. "
+        "Reinstall kdtree_nb, or run from a complete checkout."
+    )
+
+
+def cache_dir() -> Path:
+    """The folder of compiled libraries: $KDTREE_CACHE_DIR, else $XDG_CACHE_HOME/kdtree_nb, else ~/.cache/kdtree_nb."""
+    chosen = os.environ.get("KDTREE_CACHE_DIR")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache").absolute() / "kdtree_nb"
+
+
+def device_kinds() -> tuple[str, ...]:
+    """Devices whose kernels this torch can hold. A CPU build of torch refuses `.cu` sources even where nvcc exists."""
+    return ("cpu", "cuda") if torch.version.cuda else ("cpu",)
+
+
+def sources(root: Path, device: str) -> list[Path]:
+    """The files that one device adds to the library. The stem is the operation; `.cu` and `bind/cuda_*` are CUDA's."""
+    cpp = [*root.glob("*.cpp"), *root.glob("bind/*.cpp")]
+    of_cuda = [path for path in cpp if path.name.startswith("cuda_")] + [*root.glob("*.cu")]
+    chosen = of_cuda if device == "cuda" else [path for path in cpp if path not in of_cuda]
+    return sorted(chosen)
+
+
+def sources_digest(root: Path) -> str:
+    """Hex digest of names and contents of all sources and headers."""
+    digest = hashlib.sha256()
+    headers = [*root.rglob("*.h"), *root.rglob("*.cuh")]
+    for path in sorted({*headers, *(p for device in device_kinds() for p in sources(root, device))}):
+        digest.update(f"{path.relative_to(root)}\0{path.stat().st_size}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def namespace_of(root: Path, toolchain: Toolchain) -> str:
+    """`kdtree_<hash10>`: library name and torch namespace of these sources on this machine."""
+    parts = (sources_digest(root), *FLAGS, *LINK_FLAGS, toolchain.compiler, toolchain.compiler_version,
+             torch.__version__, str(torch.version.git_version), toolchain.cpu)  # fmt: skip
+    return "kdtree_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
+
+
+def _load(root: Path, cache: Path, report: Report) -> Build:
+    build = build_library(root, cache, report)
+    if build.compile_s == 0.0:  # a fresh build is already loaded: cpp_extension.load builds and loads
+        try:
+            torch.ops.load_library(str(build.path))
+        except OSError as error:
+            raise KernelBuildError(
+                f"native kernels: {build.path} does not load: {error.__cause__ or error}. "
+                f"Delete {build.path.parent} and try again."
+            ) from error
+    return build
+
+
+def build_library(root: Path, cache: Path, report: Report, lock_timeout_s: float = LOCK_TIMEOUT_S) -> Build:
+    """The library of the sources in `root`, compiled under `cache` unless it is complete there already."""
+    toolchain = find_toolchain()
+    name = namespace_of(root, toolchain)
+    folder = cache / name
+    library = folder / f"{name}.so"
+    if library.is_file():
+        return Build(name, library, 0.0)
+    with _cache_errors(cache), _file_lock(_make(folder) / "lock", lock_timeout_s, report):
+        if library.is_file():  # another process has built it while this one waited
+            return Build(name, library, 0.0)
+        for leftover in folder.glob("build-*"):
+            report(f"removing {leftover}, left by a build that did not finish")
+            shutil.rmtree(leftover, ignore_errors=True)
+        compile_s = _compile(root, toolchain, name, folder, report)
+    return Build(name, library, compile_s)
+
+
+def _compile(root: Path, toolchain: Toolchain, name: str, folder: Path, report: Report) -> float:
+    files = [path for device in device_kinds() for path in sources(root, device)]
+    _check_stems(root, files)
+    jobs = int(os.environ.get("MAX_JOBS", "2"))
+    num_bindings = sum(path.parent.name == "bind" for path in files)
+    report(f"compiling native kernels (about {_BINDING_S * -(-num_bindings // jobs) + 2:.0f} s, once) into {folder}")
+    start = time.perf_counter()
+    build_dir = Path(tempfile.mkdtemp(prefix="build-", dir=folder))
+    try:
+        _run_compiler(files, toolchain, name, build_dir, jobs)
+        compile_s = time.perf_counter() - start
+        record = {"compile_s": round(compile_s, 1), "compiler": toolchain.compiler_version, "torch": torch.__version__}
+        (folder / "build.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
+        os.replace(build_dir / f"{name}.so", folder / f"{name}.so")
+    finally:
+        shutil.rmtree(build_dir, ignore_errors=True)
+    return compile_s
+
+
+def _run_compiler(files: list[Path], toolchain: Toolchain, name: str, build_dir: Path, jobs: int) -> None:
+    from torch.utils import cpp_extension  # costs 0.2 s, and is needed only to compile
+
+    path = f"{toolchain.ninja_dir}{os.pathsep}{os.environ.get('PATH', '')}"
+    with _environment(PATH=path, CXX=toolchain.compiler, MAX_JOBS=str(jobs)):
+        try:
+            cpp_extension.load(
+                name,
+                [str(file) for file in files],
+                extra_cflags=[*FLAGS, f"-DKDTREE_NS={name}"],
+                extra_ldflags=list(LINK_FLAGS),
+                build_directory=str(build_dir),
+                is_python_module=False,
+            )
+        except (RuntimeError, OSError) as error:
+            raise KernelBuildError(
+                f"native kernels: compiling with {toolchain.compiler_version} failed. The compiler says:\n"
+                f"{_shorten(str(error.__cause__ or '') if isinstance(error, OSError) else str(error))}"
+            ) from error
+
+
+def _shorten(text: str, width: int = 500) -> str:
+    """Compiler output without its very long command lines."""
+    return "\n".join(line if len(line) <= width else line[:width] + " …" for line in text.splitlines())
+
+
+def _check_stems(root: Path, files: list[Path]) -> None:
+    stems = [(path.stem, path.suffix) for path in files]
+    twice = sorted({stem for stem, suffix in stems if stems.count((stem, suffix)) > 1})
+    if twice or not files:
+        problem = f"sources with the same stem {twice}: object files would overwrite each other" if twice else "no sources"
+        raise KernelBuildError(f"native kernels: {problem} in {root}")
+
+
+def _make(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextlib.contextmanager
+def _cache_errors(cache: Path) -> Iterator[None]:
+    """Turn a failure to write to the cache into a KernelBuildError with the remedy."""
+    try:
+        yield
+    except OSError as error:
+        raise KernelBuildError(
+            f"native kernels: the cache {cache} cannot be written: {error}. "
+            "Set KDTREE_CACHE_DIR to a folder that can be written, on a disk with space."
+        ) from error
+
+
+@contextlib.contextmanager
+def _file_lock(path: Path, timeout_s: float, report: Report) -> Iterator[None]:
+    """Hold the operating system's lock on `path`. It dies with its process, so a killed build blocks nobody."""
+    with open(path, "a+", encoding="utf-8") as file:
+        deadline = time.monotonic() + timeout_s
+        waiting = False
+        while not _try_lock(file.fileno()):
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            if time.monotonic() >= deadline:
+                raise KernelBuildError(
+                    f"native kernels: process {holder} has held the build lock {path} for more than {timeout_s:.0f} s. "
+                    "End that process, or set KDTREE_CACHE_DIR to another folder."
+                )
+            if not waiting:
+                report(f"waiting for process {holder}, which is compiling the native kernels")
+                waiting = True
+            time.sleep(0.1)
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """Set environment variables for the duration of a build."""
+    before = {key: os.environ.get(key) for key in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                del os.environ[key]
+            else:
+                os.environ[key] = value

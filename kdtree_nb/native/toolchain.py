@@ -1,0 +1,94 @@
+"""What a build needs from the machine: a C++ compiler, ninja, the features of the CPU. Found, or named with a remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from kdtree_nb.errors import KernelBuildError
+
+COMPILER_NAMES = ("c++", "g++", "clang++")
+"""Looked for on PATH in this order when CXX is not set."""
+
+CPU_FIELDS = ("vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU part", "Features")
+"""Fields of /proc/cpuinfo that decide which instructions `-march=native` may emit."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Toolchain:
+    """The compiler command (CXX form), its version text, the folder that holds ninja, and a digest of the CPU."""
+
+    compiler: str
+    compiler_version: str
+    ninja_dir: Path
+    cpu: str
+
+
+def find_toolchain() -> Toolchain:
+    """Find compiler and ninja. Raises KernelBuildError naming what was looked for, where, and the remedy."""
+    compiler = find_compiler()
+    return Toolchain(compiler, compiler_version(compiler), find_ninja().parent, cpu_digest())
+
+
+def find_compiler() -> str:
+    """The C++ compiler command: $CXX, else the first of c++, g++, clang++ on PATH."""
+    chosen = os.environ.get("CXX", "").strip()
+    names = (shlex.split(chosen)[0],) if chosen else COMPILER_NAMES
+    for name in names:
+        if shutil.which(name):
+            return chosen or name
+    looked_for = f"the compiler named by CXX={chosen!r}" if chosen else f"a C++ compiler ({', '.join(names)})"
+    raise KernelBuildError(
+        f"native kernels: no {looked_for} on PATH={os.environ.get('PATH', '')!r}. Install one "
+        "(Debian, Ubuntu: `apt install g++`; Fedora: `dnf install gcc-c++`; conda: `conda install gxx`) "
+        "or set CXX to its path."
+    )
+
+
+def compiler_version(compiler: str) -> str:
+    """First line of `compiler --version`."""
+    command = [*shlex.split(compiler), "--version"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise KernelBuildError(
+            f"native kernels: `{shlex.join(command)}` failed: {error}. Set CXX to a working C++ compiler."
+        ) from error
+    return done.stdout.partition("\n")[0]
+
+
+def find_ninja() -> Path:
+    """The ninja binary: beside this interpreter (also of a venv that is not activated), else on PATH."""
+    folders = dict.fromkeys([str(Path(sys.executable).parent), sysconfig.get_path("scripts")])
+    found = shutil.which("ninja", path=os.pathsep.join(folders)) or shutil.which("ninja")
+    if found:
+        return Path(found)
+    raise KernelBuildError(
+        f"native kernels: no `ninja` in {', '.join(folders)} nor on PATH={os.environ.get('PATH', '')!r}. "
+        f"Install it: `{sys.executable} -m pip install ninja`."
+    )
+
+
+def cpu_features() -> dict[str, str]:
+    """Fields of the first processor in /proc/cpuinfo that a build depends on; elsewhere machine and processor name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
+    except OSError:
+        lines = []
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    known = {key: fields[key] for key in CPU_FIELDS if key in fields}
+    return known or {"machine": platform.machine(), "processor": platform.processor()}
+
+
+def cpu_digest() -> str:
+    """Hex digest of `cpu_features`: a cache copied to another CPU gets a folder of its own."""
+    text = "\n".join(f"{key}={value}" for key, value in sorted(cpu_features().items()))
+    return hashlib.sha256(text.encode()).hexdigest()
