@@ -1,0 +1,51 @@
+"""Pictures, timing and exercises for the chapters. Figures are transparent and read in light and dark mode."""
+
+from kdtree_nb.viz import exercise
+from kdtree_nb.viz.acceptance import draw_acceptance
+from kdtree_nb.viz.mask import draw_mask
+from kdtree_nb.viz.records import Record, Result, load_record, load_records
+from kdtree_nb.viz.source import show_source
+from kdtree_nb.viz.speedup import plot_speedup
+from kdtree_nb.viz.theme import (
+    BLUE,
+    CYCLE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    device_label,
+    figure,
+    plot_lines,
+    use_theme,
+)
+from kdtree_nb.viz.timing import compare, measure, speedup
+from kdtree_nb.viz.tree import draw_tree, readable
+
+__all__ = [
+    "BLUE",
+    "CYCLE",
+    "GREEN",
+    "GREY",
+    "ORANGE",
+    "PURPLE",
+    "RED",
+    "Record",
+    "Result",
+    "compare",
+    "device_label",
+    "draw_acceptance",
+    "draw_mask",
+    "draw_tree",
+    "exercise",
+    "figure",
+    "load_record",
+    "load_records",
+    "measure",
+    "plot_lines",
+    "plot_speedup",
+    "readable",
+    "show_source",
+    "speedup",
+    "use_theme",
+]

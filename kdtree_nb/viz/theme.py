@@ -1,0 +1,123 @@
+"""One look for all figures: transparent, mid-grey axes, a palette that keeps its contrast on white and near-black."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+GREY = "#808080"
+BLUE = "#2d82d2"
+ORANGE = "#cf6a0c"
+GREEN = "#17905f"
+RED = "#e0475b"
+PURPLE = "#a162d8"
+CYCLE = (BLUE, ORANGE, GREEN, PURPLE, RED, GREY)
+"""Series colours in their order of use."""
+
+MARKERS = ("o", "s", "^", "D", "v", "P")
+LINE_STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)))
+
+_STYLE = {
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "savefig.transparent": True,
+    "figure.figsize": (7.0, 3.4),
+    "figure.dpi": 100,
+    "figure.constrained_layout.use": True,
+    "font.size": 10,
+    "text.color": GREY,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": GREY,
+    "axes.titlecolor": GREY,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.prop_cycle": matplotlib.cycler(color=CYCLE),
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": GREY,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "legend.frameon": False,
+    "legend.labelcolor": GREY,
+    "lines.linewidth": 1.8,
+    "hatch.linewidth": 0.8,
+    "svg.hashsalt": "kdtree_nb",
+}
+
+
+def use_theme() -> None:
+    """Set the book's matplotlib style for this process and, in a notebook, SVG output. Call it once, at the top."""
+    matplotlib.rcParams.update(_STYLE)
+    try:
+        from IPython import get_ipython
+        from matplotlib_inline.backend_inline import set_matplotlib_formats
+    except ImportError:  # a plain script: the style alone
+        return
+    if get_ipython() is not None and hasattr(get_ipython(), "kernel"):
+        get_ipython().run_line_magic("matplotlib", "inline")
+        matplotlib.rcParams.update(_STYLE)
+        set_matplotlib_formats("svg", facecolor="none")
+
+
+def figure(width: float = 7.0, height: float = 3.4, columns: int = 1) -> tuple[Figure, Axes | Sequence[Axes]]:
+    """A figure of width x height inches in the book's style: (figure, axes), with a row of axes when columns > 1."""
+    with matplotlib.rc_context(_STYLE):
+        return plt.subplots(1, columns, figsize=(width, height))
+
+
+def plot_lines(
+    x: Sequence[float],
+    series: Mapping[str, Sequence[float]],
+    *,
+    x_label: str,
+    y_label: str,
+    log_x: bool = False,
+    log_y: bool = False,
+) -> Figure:
+    """Plot each series over x [n], told apart by colour, marker and dash, named at its right end.
+
+    Raises ValueError when a series differs from x in length.
+    """
+    fig, ax = figure()
+    for index, (name, values) in enumerate(series.items()):
+        if len(values) != len(x):
+            raise ValueError(f"plot_lines: series {name!r}: expected {len(x)} values, got {len(values)}")
+        colour = CYCLE[index % len(CYCLE)]
+        style = {"marker": MARKERS[index % len(MARKERS)], "linestyle": LINE_STYLES[index % len(LINE_STYLES)]}
+        ax.plot(x, values, color=colour, markersize=4, label=name, **style)
+    ax.set(xlabel=x_label, ylabel=y_label)
+    if log_x:
+        ax.set_xscale("log", base=2)
+    if log_y:
+        ax.set_yscale("log")
+    if len(series) > 1:
+        ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return fig
+
+
+def device_label(device: str | torch.device = "cpu") -> str:
+    """Name of the hardware that measurements run on, for labels: GPU name, or CPU model with its thread count."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"{_cpu_name()}, {threads} thread{'s' if threads != 1 else ''}"
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return " ".join(line.split(":", 1)[1].replace("(R)", "").replace("(TM)", "").split())
+    return platform.processor() or platform.machine()
