@@ -1,0 +1,144 @@
+// CPU bindings of the operations on draft trees: check, allocate, call the kernel, turn its status into a ValueError.
+#include <ATen/Parallel.h>
+#include <torch/library.h>
+
+#include <tuple>
+
+#include "../tree_walk.h"
+#include "checks.h"
+
+#define KDTREE_LIBRARY_IMPL_(ns, key, m) TORCH_LIBRARY_IMPL(ns, key, m)
+#define KDTREE_LIBRARY_IMPL(ns, key, m) KDTREE_LIBRARY_IMPL_(ns, key, m)
+
+namespace kdtree::bind {
+namespace {
+
+using at::Tensor;
+using Tensors2 = std::tuple<Tensor, Tensor>;
+using Tensors3 = std::tuple<Tensor, Tensor, Tensor>;
+using Tensors5 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+using Tensors6 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+// The first row of [rows, K] log-probs that the kernel marked with NaN.
+int64_t first_nan_row(const Tensor& log_probs) {
+  const auto* values = log_probs.const_data_ptr<float>();
+  int64_t row = 0;
+  while (values[row * log_probs.size(-1)] == values[row * log_probs.size(-1)]) ++row;
+  return row;
+}
+
+Tensors2 draft_topk(const Tensor& logits, int64_t num_candidates) {
+  const char* op = "draft_topk";
+  expect_dim(op, "logits", logits, 3, "[B, L, V]");
+  expect_contiguous(op, "logits", logits);
+  const Dtype dtype = float_type(op, "logits", logits);
+  const int64_t num_streams = logits.size(0), max_depth = logits.size(1), vocab_size = logits.size(2);
+  expect_range(op, "num_candidates", num_candidates, 1, vocab_size);
+  Tensor log_probs = new_cpu({num_streams, max_depth, num_candidates}, at::kFloat);
+  Tensor token_ids = new_cpu({num_streams, max_depth, num_candidates}, at::kLong);
+  const int status = draft_topk_cpu({logits.const_data_ptr(), log_probs.mutable_data_ptr<float>(),
+                                     token_ids.mutable_data_ptr<int64_t>(), num_streams * max_depth, vocab_size,
+                                     num_candidates, dtype, at::get_num_threads()});
+  if (status == kNonFinite) {
+    const int64_t row = first_nan_row(log_probs);
+    TORCH_CHECK_VALUE(false, op, ": logits of stream ", row / max_depth, ", depth ", row % max_depth + 1, ": ",
+                      status_text(status));
+  }
+  expect_ok(op, status);
+  return {log_probs, token_ids};
+}
+
+Tensors6 tree_build(const Tensor& log_probs, const Tensor& token_ids, const Tensor& bonus, const Tensor& budget,
+                    int64_t max_budget) {
+  const char* op = "tree_build";
+  expect_array(op, "log_probs", log_probs, at::kFloat, {-1, -1, -1}, "[B, L, K]");
+  const int64_t num_streams = log_probs.size(0), max_depth = log_probs.size(1), num_candidates = log_probs.size(2);
+  expect_array(op, "token_ids", token_ids, at::kLong, {num_streams, max_depth, num_candidates}, "[B, L, K]");
+  expect_array(op, "bonus", bonus, at::kLong, {num_streams}, "[B]");
+  expect_array(op, "budget", budget, at::kInt, {num_streams}, "[B]");
+  expect_range(op, "max_budget", max_budget, 0, kMaxBudget);
+  const int64_t num_slots = max_budget + 1;
+  Tensor token = new_cpu({num_streams, num_slots}, at::kLong);
+  Tensor parent = new_cpu({num_streams, num_slots}, at::kInt);
+  Tensor depth = new_cpu({num_streams, num_slots}, at::kInt);
+  Tensor log_prob = new_cpu({num_streams, num_slots}, at::kDouble);
+  Tensor ancestor_bits = new_cpu({num_streams, num_slots, num_bit_words(num_slots)}, at::kLong);
+  Tensor num_nodes = new_cpu({num_streams}, at::kInt);
+  c10::SmallVector<int32_t, 16> status(num_streams);
+  const int worst = tree_build_cpu(
+      {log_probs.const_data_ptr<float>(), token_ids.const_data_ptr<int64_t>(), bonus.const_data_ptr<int64_t>(),
+       budget.const_data_ptr<int32_t>(), token.mutable_data_ptr<int64_t>(), parent.mutable_data_ptr<int32_t>(),
+       depth.mutable_data_ptr<int32_t>(), log_prob.mutable_data_ptr<double>(),
+       ancestor_bits.mutable_data_ptr<int64_t>(), num_nodes.mutable_data_ptr<int32_t>(), status.data(), num_streams,
+       max_depth, num_candidates, max_budget});
+  for (int64_t b = 0; worst != kOk && b < num_streams; ++b) {
+    TORCH_CHECK_VALUE(status[b] != kOutOfRange, op, ": stream ", b, ": expected a budget in 0 … ", max_budget,
+                      " and a bonus token of at least 0, got budget ", budget.const_data_ptr<int32_t>()[b],
+                      " and bonus ", bonus.const_data_ptr<int64_t>()[b]);
+    TORCH_CHECK_VALUE(status[b] == kOk, op, ": stream ", b, ": ", status_text(status[b]));
+  }
+  return {token, parent, depth, log_prob, ancestor_bits, num_nodes};
+}
+
+// The rows of all streams. Counts outside 0 … N raise here, before anything is sized by them.
+int64_t total_nodes(const char* op, const Tensor& num_nodes, int64_t num_slots) {
+  const auto* counts = num_nodes.const_data_ptr<int32_t>();
+  int64_t total = 0;
+  for (int64_t b = 0; b < num_nodes.size(0); total += counts[b++])
+    expect_range(op, "num_nodes", counts[b], 0, num_slots);
+  return total;
+}
+
+Tensors5 tree_rows(const Tensor& token, const Tensor& depth, const Tensor& num_nodes, const Tensor& prefix_len) {
+  const char* op = "tree_rows";
+  expect_array(op, "token", token, at::kLong, {-1, -1}, "[B, N]");
+  const int64_t num_streams = token.size(0), num_slots = token.size(1);
+  expect_array(op, "depth", depth, at::kInt, {num_streams, num_slots}, "[B, N]");
+  expect_array(op, "num_nodes", num_nodes, at::kInt, {num_streams}, "[B]");
+  expect_array(op, "prefix_len", prefix_len, at::kInt, {num_streams}, "[B]");
+  const int64_t num_rows = total_nodes(op, num_nodes, num_slots);
+  Tensor row_stream = new_cpu({num_rows}, at::kInt), row_node = new_cpu({num_rows}, at::kInt);
+  Tensor row_position = new_cpu({num_rows}, at::kInt), row_slot = new_cpu({num_rows}, at::kInt);
+  Tensor row_token = new_cpu({num_rows}, at::kLong);
+  expect_ok(op, tree_rows_cpu({token.const_data_ptr<int64_t>(), depth.const_data_ptr<int32_t>(),
+                               num_nodes.const_data_ptr<int32_t>(), prefix_len.const_data_ptr<int32_t>(),
+                               row_stream.mutable_data_ptr<int32_t>(), row_node.mutable_data_ptr<int32_t>(),
+                               row_position.mutable_data_ptr<int32_t>(), row_slot.mutable_data_ptr<int32_t>(),
+                               row_token.mutable_data_ptr<int64_t>(), num_streams, num_slots}));
+  return {row_stream, row_node, row_position, row_slot, row_token};
+}
+
+Tensors3 tree_accept(const Tensor& token, const Tensor& parent, const Tensor& num_nodes, const Tensor& target_token,
+                     int64_t max_depth) {
+  const char* op = "tree_accept";
+  expect_array(op, "token", token, at::kLong, {-1, -1}, "[B, N]");
+  const int64_t num_streams = token.size(0), num_slots = token.size(1);
+  expect_array(op, "parent", parent, at::kInt, {num_streams, num_slots}, "[B, N]");
+  expect_array(op, "num_nodes", num_nodes, at::kInt, {num_streams}, "[B]");
+  expect_array(op, "target_token", target_token, at::kLong, {num_streams, num_slots}, "[B, N]");
+  expect_at_least(op, "max_depth", max_depth, 0);
+  total_nodes(op, num_nodes, num_slots);
+  Tensor accepted_path = new_cpu({num_streams, max_depth}, at::kInt);
+  Tensor num_accepted = new_cpu({num_streams}, at::kInt);
+  Tensor next_token = new_cpu({num_streams}, at::kLong);
+  const int status = tree_accept_cpu(
+      {token.const_data_ptr<int64_t>(), parent.const_data_ptr<int32_t>(), num_nodes.const_data_ptr<int32_t>(),
+       target_token.const_data_ptr<int64_t>(), accepted_path.mutable_data_ptr<int32_t>(),
+       num_accepted.mutable_data_ptr<int32_t>(), next_token.mutable_data_ptr<int64_t>(), num_streams, num_slots,
+       max_depth});
+  TORCH_CHECK_VALUE(status != kOutOfRange, op, ": expected max_depth of at least the length of the accepted path, got ",
+                    max_depth);
+  expect_ok(op, status);
+  return {accepted_path, num_accepted, next_token};
+}
+
+}  // namespace
+
+KDTREE_LIBRARY_IMPL(KDTREE_NS, CPU, m) {
+  m.impl("draft_topk", &draft_topk);
+  m.impl("tree_build", &tree_build);
+  m.impl("tree_rows", &tree_rows);
+  m.impl("tree_accept", &tree_accept);
+}
+
+}  // namespace kdtree::bind
