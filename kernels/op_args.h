@@ -20,6 +20,7 @@ enum Status : int32_t {
   kInvalidTree = 3,        // a parent index that is not below its node's own index
   kOutOfRange = 4,         // a token id, slot or position outside its array
   kUnsupported = 5,
+  kCudaError = 6,          // a launch or runtime call failed; cudaGetLastError says why
 };
 
 // --- rows of the transformer ---------------------------------------------------------------------------------------
@@ -45,9 +46,12 @@ struct RmsNormArgs {         // out = x / sqrt(mean(x^2) + eps) * weight, per ro
 
 // Weights of linear are packed once at load by pack_linear. CPU layout: [G, ceil(N/16), K, 16], zero-filled past N, so
 // that 16 neighbouring outputs are one vector and every output is summed alone, in k order, inside each segment.
+// CUDA layout: [G, ceil(N/16), ceil(K/32), 512], zero-filled past N and K. The 512 values of a 16 x 32 block are, in F32,
+// [k 32][n 16]; in BF16 [h 2][lane 32][j 4][e 2], where n = lane / 4 + 8 (j % 2) and k = 8 (lane % 4) + 4 h + 2 (j / 2) + e:
+// a lane's 16 bytes are its A fragment of the h-th mma.m16n8k16 of the block.
 struct PackLinearArgs {
   const void* weight;        // Float [G, N, K]
-  void* packed;              // Float [G, ceil(N/16), K, 16]
+  void* packed;              // Float, CPU [G, ceil(N/16), K, 16], CUDA [G, ceil(N/16), ceil(K/32), 512]
   int64_t num_groups, num_out, num_in;
   Dtype dtype;
 };
@@ -63,6 +67,9 @@ struct LinearArgs {
   int64_t x_row_stride, x_group_stride;
   Dtype dtype, out_dtype;    // out_dtype: kF32 always allowed (logits, router)
   int32_t num_threads;
+  const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device rows are in use
+  bool weights_settled;      // CUDA: the weights were complete before the previous kernel of the stream was launched, so
+                             // that they may be read while it still runs
 };
 
 struct RopeArgs {            // NeoX rotation: pairs (i, i + R/2)
@@ -113,6 +120,7 @@ struct MoeRouteArgs {        // choose top_k experts a row; bias selects only, w
   Scoring scoring;
   bool renormalize;          // divide by (sum + 1e-20)
   float scaling_factor;
+  const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device rows are in use
 };
 
 // Segment tree outermost: per segment s of the down projection, acc = fma(weight, partial_expert_s, acc) from +0 over the
@@ -131,6 +139,8 @@ struct MoeExpertsArgs {
   int64_t num_rows, dim, num_experts, top_k, width, shared_width;
   Dtype dtype;
   int32_t num_threads;
+  const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device rows are in use
+  void* workspace;              // CUDA: moe_experts_cuda_workspace_bytes(args) bytes, aligned to 256
 };
 
 // --- latent cache and attention ------------------------------------------------------------------------------------
@@ -242,5 +252,24 @@ int draft_topk_cpu(const DraftTopkArgs&);
 int tree_build_cpu(const TreeBuildArgs&);
 int tree_rows_cpu(const TreeRowsArgs&);
 int tree_accept_cpu(const TreeAcceptArgs&);
+
+int embed_cuda(const EmbedArgs&, void* stream);
+int rms_norm_cuda(const RmsNormArgs&, void* stream);
+int pack_linear_cuda(const PackLinearArgs&, void* stream);
+int linear_cuda(const LinearArgs&, void* stream);
+int rope_cuda(const RopeArgs&, void* stream);
+int swiglu_cuda(const SwigluArgs&, void* stream);
+int residual_add_cuda(const ResidualAddArgs&, void* stream);
+int argmax_cuda(const ArgmaxArgs&, void* stream);
+int moe_route_cuda(const MoeRouteArgs&, void* stream);
+int moe_experts_cuda(const MoeExpertsArgs&, void* stream);
+int cache_append_cuda(const CacheAppendArgs&, void* stream);
+int cache_compact_cuda(const CacheCompactArgs&, void* stream);
+int verify_attn_cuda(const VerifyAttnArgs&, void* stream);
+int draft_topk_cuda(const DraftTopkArgs&, void* stream);
+int tree_build_cuda(const TreeBuildArgs&, void* stream);
+int tree_rows_cuda(const TreeRowsArgs&, void* stream);
+int tree_accept_cuda(const TreeAcceptArgs&, void* stream);
+int64_t moe_experts_cuda_workspace_bytes(const MoeExpertsArgs&);
 
 }  // namespace kdtree
