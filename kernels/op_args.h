@@ -32,6 +32,7 @@ struct EmbedArgs {           // out[t] = weight[token[t]]
   int64_t num_rows, vocab_size, dim;
   Dtype dtype;
   int32_t num_threads;
+  const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device rows are in use
 };
 
 struct RmsNormArgs {         // out = x / sqrt(mean(x^2) + eps) * weight, per row
@@ -42,6 +43,7 @@ struct RmsNormArgs {         // out = x / sqrt(mean(x^2) + eps) * weight, per ro
   float eps;
   Dtype dtype;
   int32_t num_threads;
+  const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device rows are in use
 };
 
 // Weights of linear are packed once at load by pack_linear. CPU layout: [G, ceil(N/16), K, 16], zero-filled past N, so
@@ -81,6 +83,7 @@ struct RopeArgs {            // NeoX rotation: pairs (i, i + R/2)
   int64_t x_row_stride, x_head_stride;
   Dtype dtype;
   int32_t num_threads;
+  const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device rows are in use
 };
 
 struct SwigluArgs {          // out = silu(gate) * up
@@ -89,6 +92,7 @@ struct SwigluArgs {          // out = silu(gate) * up
   int64_t num_rows, dim;     // dim = I
   Dtype dtype;
   int32_t num_threads;
+  const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device rows are in use
 };
 
 struct ResidualAddArgs {     // out = round(x + y)
@@ -98,6 +102,7 @@ struct ResidualAddArgs {     // out = round(x + y)
   int64_t num_rows, dim;
   Dtype dtype;
   int32_t num_threads;
+  const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device rows are in use
 };
 
 struct ArgmaxArgs {          // lower id wins ties; -1 for a row that holds a NaN
@@ -105,6 +110,7 @@ struct ArgmaxArgs {          // lower id wins ties; -1 for a row that holds a Na
   int64_t* token;            // [T]
   int64_t num_rows, vocab_size;
   int32_t num_threads;
+  const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device rows are in use
 };
 
 // --- mixture of experts --------------------------------------------------------------------------------------------
@@ -153,6 +159,7 @@ struct CacheAppendArgs {     // cache[stream[t], slot[t]] = [latent[t], k_rope[t
   const int32_t* slot;       // [T]
   int64_t num_rows, num_streams, num_slots, latent_dim, rope_dim;   // S, P, C, R
   Dtype dtype;
+  const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device rows are in use
 };
 
 // After acceptance: slot prefix_len + 1 + j of every layer receives slot prefix_len + accepted_path[j]. In place; safe in
@@ -168,7 +175,7 @@ struct CacheCompactArgs {
 
 // Row t is node n = node[t] of stream s = stream[t]. It attends to slots 0 … prefix_len[s]-1 and to the slots
 // prefix_len[s] + a of its ancestors a and itself, in order of absolute position, so that the additions are those of
-// one-token decoding. Scores scale * (q_latent . latent + q_rope . k_rope); output = sum p * latent / sum p.
+// one-token decoding. CUDA: the rows of a stream lie together, streams ascend, as tree_rows makes them. Scores scale * (q_latent . latent + q_rope . k_rope); output = sum p * latent / sum p.
 struct VerifyAttnArgs {
   const void* q_latent;      // Float [T, H, C]
   const void* q_rope;        // Float [T, H, R]
@@ -183,6 +190,9 @@ struct VerifyAttnArgs {
   float scale;
   Dtype dtype;
   int32_t num_threads;
+  const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device rows are in use
+  void* workspace;           // CUDA: aligned to 256; fewer bytes than verify_attn_cuda_workspace_bytes(args) mean more launches
+  int64_t workspace_bytes;
 };
 
 // --- draft trees ---------------------------------------------------------------------------------------------------
@@ -194,6 +204,7 @@ struct DraftTopkArgs {       // log-softmax over V and its K largest, equal logi
   int64_t num_rows, vocab_size, num_candidates;   // num_rows = B * L
   Dtype dtype;
   int32_t num_threads;
+  void* workspace;           // CUDA: draft_topk_cuda_workspace_bytes(args) bytes, aligned to 256
 };
 
 struct TreeBuildArgs {       // the budget[b] heaviest prefixes, best first; see DraftTree for the outputs
@@ -222,17 +233,20 @@ struct TreeRowsArgs {        // flatten the nodes in use into the rows of one fo
   int32_t* row_slot;         // [T] prefix_len + node
   int64_t* row_token;        // [T]
   int64_t num_streams, num_tree_slots;
+  int32_t* row_begin;        // CUDA, or nullptr: [B] first row of each stream
+  int32_t* num_rows_device;  // CUDA, or nullptr: [1] number of rows; the rest of the B * N rows become fillers (-1)
 };
 
 struct TreeAcceptArgs {      // follow the child whose token is the target's choice, from the root
   const int64_t* token;           // [B, N]
   const int32_t* parent;          // [B, N]
   const int32_t* num_nodes;       // [B]; 0 skips a stream (nothing accepted, next_token -1)
-  const int64_t* target_token;    // [B, N]
+  const int64_t* target_token;    // [B, N]; see row_begin
   int32_t* accepted_path;         // [B, L] padded with -1
   int32_t* num_accepted;          // [B]
   int64_t* next_token;            // [B]
   int64_t num_streams, num_tree_slots, max_depth;   // B N L
+  const int32_t* row_begin;       // CUDA, or nullptr. With it target_token is [T]: node n of stream b is row row_begin[b] + n
 };
 
 int embed_cpu(const EmbedArgs&);
@@ -271,5 +285,7 @@ int tree_build_cuda(const TreeBuildArgs&, void* stream);
 int tree_rows_cuda(const TreeRowsArgs&, void* stream);
 int tree_accept_cuda(const TreeAcceptArgs&, void* stream);
 int64_t moe_experts_cuda_workspace_bytes(const MoeExpertsArgs&);
+int64_t verify_attn_cuda_workspace_bytes(const VerifyAttnArgs&);
+int64_t draft_topk_cuda_workspace_bytes(const DraftTopkArgs&);
 
 }  // namespace kdtree
