@@ -1,0 +1,124 @@
+// The consumer warps of linear_tile.cuh: segment sums from the stages of the ring.
+#pragma once
+#include "linear_shape.cuh"
+
+namespace kdtree {
+
+template <class S>
+struct Accumulator {
+  using T = typename S::T;
+  float value[S::kOutTiles][S::kRowTiles][4];
+
+  // The output (of 16) and the row (of 8) of element e of a lane.
+  static __device__ int out(int lane, int e) { return sizeof(T) == 4 ? lane % 4 * 4 + e : lane / 4 + e / 2 * 8; }
+  static __device__ int row(int lane, int e) { return sizeof(T) == 4 ? lane / 4 : lane % 4 * 2 + e % 2; }
+
+  template <class F>
+  __device__ __forceinline__ void each(F&& f) {
+#pragma unroll
+    for (int r = 0; r < S::kOutTiles; ++r)
+#pragma unroll
+      for (int j = 0; j < S::kRowTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) f(r, j, e, value[r][j][e]);
+  }
+
+  __device__ __forceinline__ void clear() {
+    each([](int, int, int, float& v) { v = 0.f; });
+  }
+
+  // Adds one unit. `weights`: the warp's first 16 x 32 block, `x`: its first 8 rows, as shared addresses.
+  __device__ __forceinline__ void add(uint32_t weights, uint32_t x, int lane) {
+    if constexpr (sizeof(T) == 2) add_bf16(weights + lane * 16, x + lane * 16);
+    else add_f32(weights + lane % 4 * 16, x + lane / 4 * S::kRowBytes, lane / 4);
+  }
+
+  __device__ __forceinline__ void add_bf16(uint32_t weights, uint32_t x) {
+    uint4 b[S::kRowTiles];
+#pragma unroll
+    for (int j = 0; j < S::kRowTiles; ++j) b[j] = load_shared(x + j * kRowTile * S::kRowBytes);
+#pragma unroll
+    for (int r = 0; r < S::kOutTiles; ++r) {
+      const uint4 a0 = load_shared(weights + r * S::kUnits * S::kUnitBytes);
+      const uint4 a1 = load_shared(weights + r * S::kUnits * S::kUnitBytes + S::kUnitBytes / 2);
+#pragma unroll
+      for (int j = 0; j < S::kRowTiles; ++j) mma_bf16(value[r][j], a0, b[j].x, b[j].y);
+#pragma unroll
+      for (int j = 0; j < S::kRowTiles; ++j) mma_bf16(value[r][j], a1, b[j].z, b[j].w);
+    }
+  }
+
+  __device__ __forceinline__ void add_f32(uint32_t weights, uint32_t x, int row) {
+#pragma unroll 2
+    for (int c = 0; c < kUnit / 4; ++c) {
+      uint4 b[S::kRowTiles];
+#pragma unroll
+      for (int j = 0; j < S::kRowTiles; ++j) b[j] = load_shared(x + j * kRowTile * S::kRowBytes + (c ^ row) * 16);
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+#pragma unroll
+        for (int r = 0; r < S::kOutTiles; ++r) {
+          const uint4 w = load_shared(weights + r * S::kUnits * S::kUnitBytes + (c * 4 + k) * (kOutTile * 4));
+#pragma unroll
+          for (int j = 0; j < S::kRowTiles; ++j) {
+            const float v = __uint_as_float(k == 0 ? b[j].x : k == 1 ? b[j].y : k == 2 ? b[j].z : b[j].w);
+            value[r][j][0] = fmaf(__uint_as_float(w.x), v, value[r][j][0]);
+            value[r][j][1] = fmaf(__uint_as_float(w.y), v, value[r][j][1]);
+            value[r][j][2] = fmaf(__uint_as_float(w.z), v, value[r][j][2]);
+            value[r][j][3] = fmaf(__uint_as_float(w.w), v, value[r][j][3]);
+          }
+        }
+    }
+  }
+};
+
+// Segment sums that arrive one after the other, combined on the tree. The sums on hold are touched 14 times in a whole tile,
+// so they lie in local memory (the index must stay a run-time value) and leave the registers to the accumulators.
+template <class S>
+struct Fold {
+  float held[3][S::kOutTiles * S::kRowTiles * 4];  // by level
+
+  __device__ __forceinline__ void take(int q, Accumulator<S>& acc) {
+    int level = 0;
+#pragma unroll 1
+    for (; (q >> level) & 1; ++level)
+      acc.each([&](int r, int j, int e, float& v) { v = held[level][(r * S::kRowTiles + j) * 4 + e] + v; });
+    if (q == S::kSeq - 1) return;
+    acc.each([&](int r, int j, int e, float& v) { held[level][(r * S::kRowTiles + j) * 4 + e] = v; });
+    acc.clear();
+  }
+};
+
+template <class S>
+__device__ __forceinline__ void consume(const Tile<S>& tile, Accumulator<S>& acc, uint32_t full, uint32_t empty,
+                                        uint32_t stages) {
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int row_warp = warp % S::kRowWarps, out_warp = warp / S::kRowWarps % S::kOutWarps;
+  const int seg_warp = warp / (S::kRowWarps * S::kOutWarps);
+  const uint32_t weights = stages + (seg_warp * S::kBlockTiles + out_warp * S::kOutTiles) * S::kUnits * S::kUnitBytes;
+  const uint32_t x = stages + S::kWeightBytes +
+                     (seg_warp * S::kUnits * S::kBlockRows + row_warp * S::kRowTiles * kRowTile) * S::kRowBytes;
+  Fold<S> fold;
+  int slot = 0;
+  uint32_t phase = 0;
+  acc.clear();
+#pragma unroll 1
+  for (int q = 0; q < S::kSeq; ++q) {
+    const Span span = tile.span(seg_warp, q);
+    int left = span.end - span.begin;
+#pragma unroll 1
+    for (int i = 0; i < tile.num_stages_per_segment; ++i, left -= S::kUnits) {
+      barrier_wait(full + slot * 8, phase);
+      const uint32_t offset = slot * S::kStageBytes;
+#pragma unroll
+      for (int u = 0; u < S::kUnits; ++u)
+        if (u < left) acc.add(weights + offset + u * S::kUnitBytes, x + offset + u * S::kBlockRows * S::kRowBytes, lane);
+      __syncwarp();
+      if (lane == 0) barrier_arrive(empty + slot * 8);
+      if (++slot == S::kStages) slot = 0, phase ^= 1;
+    }
+    if constexpr (S::kSeq > 1) fold.take(q, acc);
+  }
+}
+
+}  // namespace kdtree

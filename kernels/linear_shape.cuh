@@ -1,0 +1,97 @@
+// The tile of linear_tile.cuh: its arguments, its shape, and which outputs, rows and units a block owns.
+#pragma once
+#include "cuda_async.cuh"
+#include "segments.h"
+
+namespace kdtree {
+
+constexpr int kUnit = static_cast<int>(kSegmentUnit), kOutTile = 16, kRowTile = 8;
+
+struct TileArgs {
+  const void* x;               // T [rows, groups, K], strides below, in elements
+  const void* packed;          // T [groups, ceil(N/16), ceil(K/32), 512]
+  const void* residual;        // T, as out, or nullptr
+  void* out;                   // T or f32 [rows, groups, N]; for partial sums f32 [rows, 8, N]
+  int64_t x_row_stride, x_group_stride, out_row_stride, out_group_stride;
+  int64_t num_rows, row_begin;  // row_begin: what to take off *num_rows_device
+  const int32_t* num_rows_device;
+  int num_out, num_in, num_row_tiles;
+  bool x_aligned, out_aligned, out_f32, weights_settled;
+  // Experts: row tile i is items[i] = {expert, first, count, 0} and its rows are row_list[first …]: row r of out, row
+  // r / rows_per_source of x. nullptr for a dense linear, where blockIdx.y is the group.
+  const int4* items;
+  const int32_t* num_items;
+  const int32_t* row_list;
+  int rows_per_source;
+};
+
+// Warps: SegWarps over segments x OutWarps over outputs x RowWarps over rows; a warp computes OutTiles x 16 outputs of
+// RowTiles x 8 rows and takes Seq segments one after the other. A cluster of Cluster blocks shares the segments of a tile.
+// Units: units of each segment in a stage. Partials: write the segment sums, uncombined (then no cluster is launched).
+template <class T_, int SegWarps, int OutWarps, int RowWarps, int OutTiles, int RowTiles, int Units, int Seq, int Cluster,
+          int MinBlocks, bool Partials = false>
+struct TileShape {
+  using T = T_;
+  static constexpr int kSegWarps = SegWarps, kOutWarps = OutWarps, kRowWarps = RowWarps, kOutTiles = OutTiles;
+  static constexpr int kRowTiles = RowTiles, kUnits = Units, kSeq = Seq, kCluster = Cluster, kMinBlocks = MinBlocks;
+  static constexpr bool kPartials = Partials;
+  static constexpr int kConsumers = SegWarps * OutWarps * RowWarps, kThreads = (kConsumers + 1) * kWarp;
+  static constexpr int kBlockTiles = OutWarps * OutTiles, kBlockOut = kBlockTiles * kOutTile;
+  static constexpr int kBlockRows = RowWarps * RowTiles * kRowTile;
+  static constexpr int kUnitBytes = kUnit * kOutTile * sizeof(T), kRowBytes = kUnit * sizeof(T);
+  static constexpr int kWeightBytes = SegWarps * kBlockTiles * Units * kUnitBytes;
+  static constexpr int kStageBytes = kWeightBytes + SegWarps * Units * kBlockRows * kRowBytes;
+  static constexpr int kBarrierBytes = 128, kMaxStages = 8;
+  static constexpr int kSumStride = kBlockOut + 4;  // of the segment sums [SegWarps, kBlockRows, kSumStride]: no bank conflicts
+  static constexpr int kSumBytes = Partials ? 0 : SegWarps * kBlockRows * kSumStride * 4;
+  static constexpr int kFit = (kMaxSharedBytes - kBarrierBytes) / kStageBytes;
+  static constexpr int kStages = kFit < kMaxStages ? kFit : kMaxStages;
+  static constexpr int kSharedBytes = kBarrierBytes + (kStages * kStageBytes > kSumBytes ? kStages * kStageBytes : kSumBytes);
+  static_assert(SegWarps * Seq * Cluster == kNumSegments && kStages >= 2 && kSharedBytes <= kMaxSharedBytes, "tile shape");
+  static_assert(SegWarps * kBlockTiles <= kWarp, "one weight copy a lane");
+  static_assert(!Partials || Seq == 1, "partial sums are of one segment");
+};
+
+struct Span {  // units of one segment
+  int begin, end;
+};
+
+template <class S>
+struct Tile {
+  int rank, row_tile, first_out_tile, group, num_units, num_stages_per_segment, row_begin, num_rows;
+  const int32_t* rows;  // or nullptr: row_begin + m
+
+  __device__ explicit Tile(const TileArgs& a) {
+    const int cluster = blockIdx.x / S::kCluster;
+    rank = blockIdx.x % S::kCluster;
+    row_tile = cluster % a.num_row_tiles;
+    first_out_tile = cluster / a.num_row_tiles * S::kBlockTiles;
+    group = blockIdx.y;
+    num_units = (a.num_in + kUnit - 1) / kUnit;
+    const int longest = (num_units + kNumSegments - 1) / kNumSegments;
+    num_stages_per_segment = (longest + S::kUnits - 1) / S::kUnits;
+    row_begin = num_rows = 0;
+    rows = nullptr;
+  }
+
+  // Reads what an earlier kernel may have counted. The same answer in all blocks of a cluster.
+  __device__ void find_rows(const TileArgs& a) {
+    if (a.items == nullptr) {
+      row_begin = row_tile * S::kBlockRows;
+      const int left = rows_in_use(a.num_rows_device, a.num_rows, a.row_begin) - row_begin;
+      num_rows = left < 0 ? 0 : left < S::kBlockRows ? left : S::kBlockRows;
+    } else if (row_tile < *a.num_items) {
+      const int4 item = a.items[row_tile];
+      group = item.x, rows = a.row_list + item.y, num_rows = item.z;
+    }
+  }
+
+  __device__ int out_row(int m) const { return rows == nullptr ? row_begin + m : rows[m]; }
+
+  __device__ Span span(int seg_warp, int q) const {
+    const int segment = (rank * S::kSegWarps + seg_warp) * S::kSeq + q;
+    return {segment * num_units / kNumSegments, (segment + 1) * num_units / kNumSegments};
+  }
+};
+
+}  // namespace kdtree
