@@ -175,7 +175,8 @@ struct CacheCompactArgs {
 
 // Row t is node n = node[t] of stream s = stream[t]. It attends to slots 0 … prefix_len[s]-1 and to the slots
 // prefix_len[s] + a of its ancestors a and itself, in order of absolute position, so that the additions are those of
-// one-token decoding. CUDA: the rows of a stream lie together, streams ascend, as tree_rows makes them. Scores scale * (q_latent . latent + q_rope . k_rope); output = sum p * latent / sum p.
+// one-token decoding. Scores scale * (q_latent . latent + q_rope . k_rope); output = sum p * latent / sum p. CUDA: rows
+// lie as tree_rows makes them, a stream's rows together and streams ascending; a row that is not valid becomes NaN.
 struct VerifyAttnArgs {
   const void* q_latent;      // Float [T, H, C]
   const void* q_rope;        // Float [T, H, R]
@@ -191,8 +192,8 @@ struct VerifyAttnArgs {
   Dtype dtype;
   int32_t num_threads;
   const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device rows are in use
-  void* workspace;           // CUDA: aligned to 256; fewer bytes than verify_attn_cuda_workspace_bytes(args) mean more launches
-  int64_t workspace_bytes;
+  void* workspace;           // CUDA: aligned to 256
+  int64_t workspace_bytes;   // below verify_attn_cuda_workspace_bytes(args): the rows are done in several launches
 };
 
 // --- draft trees ---------------------------------------------------------------------------------------------------
@@ -246,7 +247,7 @@ struct TreeAcceptArgs {      // follow the child whose token is the target's cho
   int32_t* num_accepted;          // [B]
   int64_t* next_token;            // [B]
   int64_t num_streams, num_tree_slots, max_depth;   // B N L
-  const int32_t* row_begin;       // CUDA, or nullptr. With it target_token is [T]: node n of stream b is row row_begin[b] + n
+  const int32_t* row_begin;       // CUDA, or nullptr. If given, target_token is [T] and node n is row row_begin[b] + n
 };
 
 int embed_cpu(const EmbedArgs&);
