@@ -88,8 +88,13 @@ int linear_cuda_with(const LinearArgs& a, int index, void* stream) {
 }
 
 int choose_linear_shape(const LinearArgs& a, bool clusters) {
-  (void)a, (void)clusters;
-  return 0;
+  const int64_t m = a.num_rows;
+  if (a.dtype == kF32) return m <= 8 ? 0 : m <= 32 ? (clusters ? 1 : 2) : m <= 64 && clusters ? 3 : 4;
+  if (m <= 8) return 0;
+  if (m <= 16) return clusters ? 5 : 6;
+  if (m <= 32) return clusters ? 11 : 12;
+  if (m <= 64) return clusters ? 18 : 20;
+  return 25;
 }
 
 int linear_cuda(const LinearArgs& a, void* stream) {
