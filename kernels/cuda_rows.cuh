@@ -8,16 +8,22 @@ constexpr int kChunk = 8;  // consecutive elements of one thread: 16 bytes of BF
 
 __device__ __forceinline__ bool is_aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
+// v[k] = x[k]; x is aligned to 16 bytes.
+template <class Float>
+__device__ __forceinline__ void load_whole_chunk(const Float* x, float (&v)[kChunk]) {
+  alignas(16) Float values[kChunk];
+#pragma unroll
+  for (int i = 0; i < int(sizeof(values) / 16); ++i)
+    reinterpret_cast<uint4*>(values)[i] = reinterpret_cast<const uint4*>(x)[i];
+#pragma unroll
+  for (int k = 0; k < kChunk; ++k) v[k] = to_float(values[k]);
+}
+
 // v[k] = x[k] for k < count, 0 past that. Vector loads where the address allows; the values are the same either way.
 template <class Float>
 __device__ __forceinline__ void load_chunk(const Float* x, int64_t count, float (&v)[kChunk]) {
   if (count >= kChunk && is_aligned16(x)) {
-    alignas(16) Float values[kChunk];
-#pragma unroll
-    for (int i = 0; i < int(sizeof(values) / 16); ++i)
-      reinterpret_cast<uint4*>(values)[i] = reinterpret_cast<const uint4*>(x)[i];
-#pragma unroll
-    for (int k = 0; k < kChunk; ++k) v[k] = to_float(values[k]);
+    load_whole_chunk(x, v);
   } else {
 #pragma unroll
     for (int k = 0; k < kChunk; ++k) v[k] = k < count ? to_float(x[k]) : 0.0f;
