@@ -36,7 +36,7 @@ struct LaunchShape {
 };
 
 // A kernel may use more than 48 KB of shared memory only after its limit was raised, once for each device.
-inline int raise_shared_limit(const void* kernel) {
+inline int raise_shared_limit(const void* kernel, size_t shared_bytes) {
   constexpr int kDevices = 64, kKernels = 128;
   static std::atomic<const void*> raised[kDevices][kKernels];
   int device = 0;
@@ -45,8 +45,11 @@ inline int raise_shared_limit(const void* kernel) {
   int i = 0;
   for (; i < kKernels && known[i].load() != nullptr; ++i)
     if (known[i].load() == kernel) return kOk;
-  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes) != cudaSuccess)
-    return kCudaError;
+  cudaFuncAttributes attributes;
+  if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) return kCudaError;
+  const size_t usual = kMaxSharedBytes - attributes.sharedSizeBytes;  // static and dynamic share the device's limit
+  const int limit = static_cast<int>(shared_bytes > usual ? shared_bytes : usual);
+  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limit) != cudaSuccess) return kCudaError;
   for (const void* empty = nullptr; i < kKernels && !known[i].compare_exchange_strong(empty, kernel); ++i) empty = nullptr;
   return kOk;
 }
@@ -54,7 +57,7 @@ inline int raise_shared_limit(const void* kernel) {
 template <class... Params, class... Args>
 int launch(void (*kernel)(Params...), const LaunchShape& shape, void* stream, Args... args) {
   if (shape.shared_bytes > 48 * 1024)
-    if (int status = raise_shared_limit(reinterpret_cast<const void*>(kernel))) return status;
+    if (int status = raise_shared_limit(reinterpret_cast<const void*>(kernel), shape.shared_bytes)) return status;
   cudaLaunchConfig_t config = {};
   config.gridDim = shape.grid;
   config.blockDim = shape.block;
@@ -124,7 +127,10 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
 
 // Copies 16 bytes; with num_bytes < 16 the rest is zero-filled. Both addresses aligned to 16. No L2 cache hint: with one,
 // ptxas 13.0 split the shared address into two registers and the instruction died as illegal on sm_90.
-__device__ __forceinline__ void cp_async16(uint32_t to, const void* from, int num_bytes = 16) {
+__device__ __forceinline__ void cp_async16(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void cp_async16(uint32_t to, const void* from, int num_bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(num_bytes) : "memory");
 }
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

@@ -99,23 +99,27 @@ __device__ __forceinline__ void consume(const Tile<S>& tile, Accumulator<S>& acc
   const uint32_t x = stages + S::kWeightBytes +
                      (seg_warp * S::kUnits * S::kBlockRows + row_warp * S::kRowTiles * kRowTile) * S::kRowBytes;
   Fold<S> fold;
-  int slot = 0;
-  uint32_t phase = 0;
+  Cursor<S> at;
   acc.clear();
 #pragma unroll 1
   for (int q = 0; q < S::kSeq; ++q) {
     const Span span = tile.span(seg_warp, q);
     int left = span.end - span.begin;
 #pragma unroll 1
-    for (int i = 0; i < tile.num_stages_per_segment; ++i, left -= S::kUnits) {
-      barrier_wait(full + slot * 8, phase);
-      const uint32_t offset = slot * S::kStageBytes;
+    for (int i = 0; i < tile.num_stages_per_segment; ++i, left -= S::kUnits, at.next(tile.num_stages_per_segment)) {
+      barrier_wait(full + at.slot * 8, at.phase);
+      const uint32_t offset = at.slot * S::kStageBytes;
+      const auto add = [&](int u) {
+        acc.add(weights + offset + u * S::kUnitBytes, x + offset + u * S::kBlockRows * S::kRowBytes, lane);
+      };
+      if (left >= S::kUnits) {  // apart from the rest, so that the reads of a unit can overlap the sums of the one before
 #pragma unroll
-      for (int u = 0; u < S::kUnits; ++u)
-        if (u < left) acc.add(weights + offset + u * S::kUnitBytes, x + offset + u * S::kBlockRows * S::kRowBytes, lane);
+        for (int u = 0; u < S::kUnits; ++u) add(u);
+      } else if (S::kUnits == 2 && left == 1) {
+        add(0);
+      }
       __syncwarp();
-      if (lane == 0) barrier_arrive(empty + slot * 8);
-      if (++slot == S::kStages) slot = 0, phase ^= 1;
+      if (lane == 0) barrier_arrive(empty + at.slot * 8);
     }
     if constexpr (S::kSeq > 1) fold.take(q, acc);
   }

@@ -35,7 +35,7 @@ struct TileShape {
   static constexpr int kSegWarps = SegWarps, kOutWarps = OutWarps, kRowWarps = RowWarps, kOutTiles = OutTiles;
   static constexpr int kRowTiles = RowTiles, kUnits = Units, kSeq = Seq, kCluster = Cluster, kMinBlocks = MinBlocks;
   static constexpr bool kPartials = Partials;
-  static constexpr int kConsumers = SegWarps * OutWarps * RowWarps, kThreads = (kConsumers + 1) * kWarp;
+  static constexpr int kConsumers = SegWarps * OutWarps * RowWarps, kThreads = (kConsumers + 2) * kWarp;
   static constexpr int kBlockTiles = OutWarps * OutTiles, kBlockOut = kBlockTiles * kOutTile;
   static constexpr int kBlockRows = RowWarps * RowTiles * kRowTile;
   static constexpr int kUnitBytes = kUnit * kOutTile * sizeof(T), kRowBytes = kUnit * sizeof(T);
@@ -48,7 +48,7 @@ struct TileShape {
   static constexpr int kStages = kFit < kMaxStages ? kFit : kMaxStages;
   static constexpr int kSharedBytes = kBarrierBytes + (kStages * kStageBytes > kSumBytes ? kStages * kStageBytes : kSumBytes);
   static_assert(SegWarps * Seq * Cluster == kNumSegments && kStages >= 2 && kSharedBytes <= kMaxSharedBytes, "tile shape");
-  static_assert(SegWarps * kBlockTiles <= kWarp, "one weight copy a lane");
+  static_assert(Units <= 2 && SegWarps * kBlockTiles <= kWarp, "a stage: one or two units, one weight copy a lane");
   static_assert(!Partials || Seq == 1, "partial sums are of one segment");
 };
 
@@ -89,8 +89,20 @@ struct Tile {
   __device__ int out_row(int m) const { return rows == nullptr ? row_begin + m : rows[m]; }
 
   __device__ Span span(int seg_warp, int q) const {
-    const int segment = (rank * S::kSegWarps + seg_warp) * S::kSeq + q;
-    return {segment * num_units / kNumSegments, (segment + 1) * num_units / kNumSegments};
+    const unsigned segment = (rank * S::kSegWarps + seg_warp) * S::kSeq + q, units = num_units;
+    return {static_cast<int>(segment * units / kNumSegments), static_cast<int>((segment + 1) * units / kNumSegments)};
+  }
+};
+
+// The order in which stages are filled and read: all of a segment, then the next of the Seq segments.
+template <class S>
+struct Cursor {
+  int slot = 0, q = 0, i = 0;  // slot of the ring; segment; stage of the segment
+  uint32_t phase = 0;          // of the slot's barriers; flips when the ring wraps
+
+  __device__ __forceinline__ void next(int num_stages_per_segment) {
+    if (++slot == S::kStages) slot = 0, phase ^= 1;
+    if (++i == num_stages_per_segment) i = 0, ++q;
   }
 };
 

@@ -4,7 +4,7 @@
 // a chain of mma.m16n8k16 in the packed order, W as A and x as B. The 8 segment sums are combined on a fixed tree. Which warp
 // or block owns which segment, how many outputs and rows a tile has, and how deep the pipeline is, never touch the bits.
 //
-// One producer warp fills a ring of stages: weights by bulk copies (they are contiguous), x by 16-byte copies. The other warps
+// Two producer warps fill a ring of stages: weights by bulk copies (they are contiguous), x by 16-byte copies. The others
 // only wait for a full stage, compute and release it, so they drift apart and shared-memory reads overlap tensor work.
 #pragma once
 #include "linear_consumer.cuh"
@@ -111,7 +111,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kMinBlocks) linear_tile_kernel
   }
   __syncthreads();
   if (warp == S::kConsumers) {
-    produce<S>(a, tile, early, full, empty, stages);
+    produce_weights<S>(a, tile, full, empty, stages);
+  } else if (warp == S::kConsumers + 1) {
+    produce_x<S>(a, tile, early, full, empty, stages);
   } else {
     Accumulator<S> acc;
     consume<S>(tile, acc, full, empty, stages);

@@ -146,7 +146,7 @@ __device__ __forceinline__ void add_segments(const float* partials, int64_t dim,
 }
 
 template <class T, int kWidth>
-__global__ void __launch_bounds__(kCombineThreads) combine_kernel(CombineArgs a) {
+__global__ void __launch_bounds__(kCombineThreads, 4) combine_kernel(CombineArgs a) {
   wait_for_previous_kernel();
   allow_next_kernel();
   const int64_t row = blockIdx.x, d = (int64_t(blockIdx.y) * kCombineThreads + threadIdx.x) * kWidth, dim = a.dim;
