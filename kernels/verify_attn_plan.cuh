@@ -1,0 +1,262 @@
+// Which work verify_attn has, found on the device: prefix lengths and row counts are known only there. An item is the keys
+// [begin, end) for up to 64 queries (a query is one head of one row; they are counted row * H + head):
+//   a tail item   one row's heads over its boundary leaf: the end of the prefix, then the path from the root to its node
+//   a shared item queries of one stream over whole leaves of the prefix
+// Each block makes the same plan and takes items by ticket, long ones first. How items are formed never touches the bits.
+#pragma once
+#include "attn_leaves.h"
+#include "cuda_common.cuh"
+#include "tree_walk.h"
+
+namespace kdtree {
+
+constexpr int kMaxAttnStreams = 64, kMaxPath = int(kMaxBudget) + 1;
+constexpr uint64_t kTicketMark = uint64_t{0x7bd1f5a3} << 32;
+
+// One launch: the rows [row_begin, row_begin + num_rows) of the step, whose partial results fit the workspace.
+struct AttnLaunch {
+  VerifyAttnArgs a;
+  int64_t row_begin, num_rows;
+  uint64_t* tickets;      // upper half: a mark that the count in the lower half is this launch's
+  int32_t* num_leaves;    // [num_rows], or -1 for a row that is not valid
+  float2* stats;          // [num_rows * H, max_leaves]: maximum (of log2), sum
+  float* partials;        // [max_leaves, num_rows * H, pitch]
+  int64_t max_leaves, pitch;
+  float scale_log2;       // scale / ln 2
+};
+
+// Microseconds of one H200 multiprocessor, roughly; they only choose between equal results.
+struct AttnCosts {
+  float per_key[3], per_leaf[3], per_item[3];  // for 16, 32, 64 queries
+  int min_log2_rows, max_log2_rows;            // sizes of query tile that the kernel has
+};
+
+struct AttnItem {
+  const char* keys;       // the stream's cache
+  int begin, end;         // positions; begin is the first of a leaf
+  int prefix;             // positions from here on lie on the path
+  int first_query, num_queries, log2_rows;
+  int node, depth;        // of a tail item, else -1
+};
+
+struct AttnPlan {
+  struct Stream {
+    int row_begin, num_rows, prefix;  // prefix is -1 if it is not valid
+    int shared_end;                   // first position of the boundary leaf
+    int items_end;                    // shared items of the streams up to here
+  } streams[kMaxAttnStreams];
+  int num_rows, num_tail_items, num_items, tail_log2_rows, shared_log2_rows, log2_unit;
+  int ordered;                        // rows lie as tree_rows makes them
+  uint32_t ticket;
+  AttnItem item;
+  uint16_t path[kMaxPath];            // node at each depth
+};
+
+__device__ __forceinline__ int ceil_shift(int x, int shift) { return (x + (1 << shift) - 1) >> shift; }
+
+// The positions before `end` (the first of a leaf) in runs of 2^log2_unit positions, or of one leaf where leaves are longer.
+__device__ __forceinline__ int num_runs(int end, int log2_unit) {
+  int runs = 0;
+#pragma unroll
+  for (int r = 0; r < kNumLeafRegions; ++r) {
+    const int begin = leaf_region_begin(r), last = r + 1 < kNumLeafRegions ? min(end, leaf_region_begin(r + 1)) : end;
+    if (last > begin) runs += ceil_shift(last - begin, max(log2_unit, kLog2FirstLeaf + r));
+  }
+  return runs;
+}
+
+__device__ __forceinline__ void find_run(int end, int log2_unit, int run, AttnItem& item) {
+  for (int r = 0; r < kNumLeafRegions; ++r) {
+    const int begin = leaf_region_begin(r), last = r + 1 < kNumLeafRegions ? min(end, leaf_region_begin(r + 1)) : end;
+    const int shift = max(log2_unit, kLog2FirstLeaf + r), runs = ceil_shift(last - begin, shift);
+    if (run < runs || r + 1 == kNumLeafRegions) {
+      item.begin = begin + (run << shift);
+      item.end = min(last, item.begin + (1 << shift));
+      return;
+    }
+    run -= runs;
+  }
+}
+
+// The estimated time of the shared items with a query tile of 2^log2_rows and runs of 2^log2_unit.
+__device__ float shared_time(const AttnPlan& plan, const AttnCosts& costs, int num_streams, int num_heads, int log2_rows,
+                             int log2_unit) {
+  const int c = log2_rows - 4;
+  float total = 0.0f, longest = 0.0f;
+  int items = 0;
+  for (int s = 0; s < num_streams; ++s) {
+    const AttnPlan::Stream& stream = plan.streams[s];
+    if (stream.num_rows == 0 || stream.shared_end <= 0) continue;
+    const int tiles = ceil_shift(stream.num_rows * num_heads, log2_rows), end = stream.shared_end;
+    const int runs = num_runs(end, log2_unit), leaf = kLog2FirstLeaf + leaf_region(end - 1);
+    const float key_time = float(end) * costs.per_key[c] + float(leaf_of(end - 1) + 1) * costs.per_leaf[c];
+    total += float(tiles) * (key_time + float(runs) * costs.per_item[c]);
+    items += tiles * runs;
+    const int run_keys = min(end, 1 << max(log2_unit, leaf));
+    longest = fmaxf(longest, float(run_keys) * costs.per_key[c] + costs.per_leaf[c] + costs.per_item[c]);
+  }
+  if (items == 0) return 0.0f;
+  const int rounds = (items + int(gridDim.x) - 1) / int(gridDim.x);
+  return fmaxf(longest, float(rounds) * total / float(items));
+}
+
+// One warp: the query tile and the run length that are estimated fastest, then the items of each stream.
+__device__ void choose_tiles(AttnPlan& plan, const AttnCosts& costs, int num_streams, int num_heads, int lane) {
+  const int sizes = costs.max_log2_rows - costs.min_log2_rows + 1;
+  const int log2_rows = costs.min_log2_rows + lane % sizes, log2_unit = kLog2FirstLeaf + lane / sizes;
+  const bool taking_part = lane < sizes * kNumLeafRegions;
+  float best_time = taking_part ? shared_time(plan, costs, num_streams, num_heads, log2_rows, log2_unit) : INFINITY;
+  int best = lane;
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    const float time = __shfl_xor_sync(0xffffffffu, best_time, offset);
+    const int other = __shfl_xor_sync(0xffffffffu, best, offset);
+    if (time < best_time || (time == best_time && other < best)) best_time = time, best = other;
+  }
+  if (lane > 0) return;
+  plan.shared_log2_rows = costs.min_log2_rows + best % sizes;
+  plan.log2_unit = kLog2FirstLeaf + best / sizes;
+  int items = 0;
+  for (int s = 0; s < num_streams; ++s) {
+    AttnPlan::Stream& stream = plan.streams[s];
+    if (stream.num_rows > 0 && stream.shared_end > 0)
+      items += ceil_shift(stream.num_rows * num_heads, plan.shared_log2_rows) * num_runs(stream.shared_end, plan.log2_unit);
+    stream.items_end = items;
+  }
+  int tail = costs.min_log2_rows;  // few rows: short items; many rows: the tile that fits the heads
+  if (plan.num_rows * ceil_shift(num_heads, tail) > int(gridDim.x))
+    while (tail < costs.max_log2_rows && (1 << tail) < num_heads) ++tail;
+  plan.tail_log2_rows = tail;
+  plan.num_tail_items = plan.num_rows * ceil_shift(num_heads, tail);
+  plan.num_items = plan.num_tail_items + items;
+}
+
+// All threads of the block.
+__device__ void make_plan(const AttnLaunch& launch, const AttnCosts& costs, AttnPlan& plan) {
+  const VerifyAttnArgs& a = launch.a;
+  const int num_streams = int(a.num_streams), num_rows = rows_in_use(a.num_rows_device, launch.num_rows, launch.row_begin);
+  const int32_t* row_stream = a.stream + launch.row_begin;
+  if (blockIdx.x == 0 && threadIdx.x == 0)
+    atomicExch(reinterpret_cast<unsigned long long*>(launch.tickets), static_cast<unsigned long long>(kTicketMark));
+  for (int s = threadIdx.x; s < num_streams; s += blockDim.x) {
+    const int prefix = a.prefix_len[s];
+    const bool valid = prefix >= 0 && prefix <= a.num_slots;
+    plan.streams[s] = {0, 0, valid ? prefix : -1, valid ? leaf_begin(prefix) : 0, 0};
+  }
+  __syncthreads();
+  bool ordered = true;
+  for (int t = threadIdx.x; t < num_rows; t += blockDim.x) {
+    const int s = row_stream[t], before = t > 0 ? row_stream[t - 1] : -1, behind = t + 1 < num_rows ? row_stream[t + 1] : -1;
+    ordered &= s >= 0 && s < num_streams && s >= before;
+    if (s < 0 || s >= num_streams) continue;
+    if (s != before) plan.streams[s].row_begin = t;
+    if (s != behind) plan.streams[s].num_rows = t + 1;  // its end, for now
+  }
+  ordered = __syncthreads_and(ordered);
+  for (int s = threadIdx.x; s < num_streams; s += blockDim.x)
+    plan.streams[s].num_rows = ordered ? plan.streams[s].num_rows - plan.streams[s].row_begin : 0;
+  if (threadIdx.x == 0) {
+    plan.num_rows = num_rows;
+    plan.ordered = ordered;
+  }
+  __syncthreads();
+  if (threadIdx.x < kWarp) choose_tiles(plan, costs, num_streams, int(a.num_heads), int(threadIdx.x));
+  __syncthreads();
+}
+
+// One thread. An item without keys (end == begin) has nothing to do.
+__device__ void find_tail_item(const AttnLaunch& launch, AttnPlan& plan, int index) {
+  const VerifyAttnArgs& a = launch.a;
+  AttnItem& item = plan.item;
+  const int tiles = ceil_shift(int(a.num_heads), plan.tail_log2_rows), row = index / tiles;
+  const int head = (index % tiles) << plan.tail_log2_rows;
+  item.first_query = row * int(a.num_heads) + head;
+  item.num_queries = min(1 << plan.tail_log2_rows, int(a.num_heads) - head);
+  item.log2_rows = plan.tail_log2_rows;
+  item.begin = item.end = 0;
+  item.node = item.depth = 0;
+  const int s = a.stream[launch.row_begin + row], node = a.node[launch.row_begin + row];
+  bool valid = plan.ordered && s >= 0 && s < a.num_streams && node >= 0 && node < a.num_tree_slots;
+  valid = valid && plan.streams[s].prefix >= 0 && plan.streams[s].prefix + node < a.num_slots;
+  const int depth = valid ? a.depth[s * a.num_tree_slots + node] : -1;
+  valid = valid && depth >= 0 && depth <= node;
+  if (valid) {
+    item.prefix = plan.streams[s].prefix;
+    item.begin = plan.streams[s].shared_end;
+    item.end = item.prefix + depth + 1;
+    item.node = node;
+    item.depth = depth;
+    item.keys = static_cast<const char*>(a.cache);
+    const int64_t row_bytes = (a.latent_dim + a.rope_dim) * (a.dtype == kF32 ? 4 : 2);
+    item.keys += s * a.num_slots * row_bytes;
+  }
+  if (head == 0) launch.num_leaves[row] = valid ? leaf_of(item.end - 1) + 1 : -1;
+}
+
+__device__ void find_shared_item(const AttnLaunch& launch, AttnPlan& plan, int index) {
+  const VerifyAttnArgs& a = launch.a;
+  AttnItem& item = plan.item;
+  int s = 0;
+  while (s + 1 < a.num_streams && index >= plan.streams[s].items_end) ++s;
+  const AttnPlan::Stream& stream = plan.streams[s];
+  if (s > 0) index -= plan.streams[s - 1].items_end;
+  const int queries = stream.num_rows * int(a.num_heads), tiles = ceil_shift(queries, plan.shared_log2_rows);
+  const int first = (index % tiles) << plan.shared_log2_rows;
+  find_run(stream.shared_end, plan.log2_unit, num_runs(stream.shared_end, plan.log2_unit) - 1 - index / tiles, item);
+  item.first_query = stream.row_begin * int(a.num_heads) + first;
+  item.num_queries = min(1 << plan.shared_log2_rows, queries - first);
+  item.log2_rows = plan.shared_log2_rows;
+  item.prefix = item.end;
+  item.node = item.depth = -1;
+  const int64_t row_bytes = (a.latent_dim + a.rope_dim) * (a.dtype == kF32 ? 4 : 2);
+  item.keys = static_cast<const char*>(a.cache) + s * a.num_slots * row_bytes;
+}
+
+// All threads, none of which still uses plan.item or `scratch` (4 * N bytes): makes plan.item the item of this ticket; false
+// when there is none left.
+__device__ bool begin_item(const AttnLaunch& launch, AttnPlan& plan, uint32_t ticket, int* scratch) {
+  if (ticket >= uint32_t(plan.num_items)) return false;
+  if (threadIdx.x == 0) {
+    if (ticket < uint32_t(plan.num_tail_items))
+      find_tail_item(launch, plan, int(ticket));
+    else
+      find_shared_item(launch, plan, int(ticket) - plan.num_tail_items);
+  }
+  __syncthreads();
+  const int node = plan.item.node, depth = plan.item.depth;
+  if (node < 0) return true;
+  if (depth == node) {  // only a chain is as deep as its index
+    for (int k = threadIdx.x; k <= depth; k += blockDim.x) plan.path[k] = uint16_t(k);
+  } else {
+    const VerifyAttnArgs& a = launch.a;
+    const int64_t s = a.stream[launch.row_begin + plan.item.first_query / int(a.num_heads)];
+    for (int i = threadIdx.x; i <= node; i += blockDim.x) scratch[i] = a.parent[s * a.num_tree_slots + i];
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      int at = node;
+      for (int k = depth; k >= 0; --k) {
+        plan.path[k] = uint16_t(at);
+        at = scratch[at];
+        at = at < 0 || at > node ? 0 : at;  // a broken tree may give wrong sums, not wrong addresses
+      }
+    }
+  }
+  __syncthreads();
+  return true;
+}
+
+// One thread, while the item's first keys are on their way: the ticket of the item after this one.
+__device__ void draw_ticket(const AttnLaunch& launch, AttnPlan& plan) {
+  plan.ticket = 0xffffffffu;
+  if (plan.num_items <= int(gridDim.x)) return;
+  for (int tries = 0; tries < 10000; ++tries) {
+    const uint64_t drawn = atomicAdd(reinterpret_cast<unsigned long long*>(launch.tickets), 1ull);
+    if (drawn >> 32 == kTicketMark >> 32) {
+      plan.ticket = gridDim.x + uint32_t(drawn);
+      return;
+    }
+    __nanosleep(100);  // block 0 has not yet set the mark; without a ticket, other blocks do the work
+  }
+}
+
+}  // namespace kdtree
