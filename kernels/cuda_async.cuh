@@ -13,6 +13,9 @@ __device__ __forceinline__ uint4 load_shared(uint32_t from) {
 __device__ __forceinline__ void store_shared(uint32_t to, uint4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
+__device__ __forceinline__ void store_shared(uint32_t to, const float (&v)[4]) {
+  asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
+}
 __device__ __forceinline__ void mma_bf16(float (&c)[4], uint4 a, uint32_t b0, uint32_t b1) {
   asm(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -37,21 +40,30 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t phase) {
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
                  : "=r"(done) : "r"(barrier), "r"(phase) : "memory");
 }
+// True in one lane of the warp. The compiler knows it as such: copies issued under it need no loop over the lanes.
+__device__ __forceinline__ bool elect_one() {
+  uint32_t elected;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
+  return elected != 0;
+}
 __device__ __forceinline__ void bulk_copy(uint32_t to, const void* from, int num_bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
                "r"(num_bytes), "r"(barrier) : "memory");
 }
-__device__ __forceinline__ void cluster_sync() {
+// All threads of the cluster meet. Orders nothing but what the caller has already completed: reads whose values were used.
+__device__ __forceinline__ void cluster_meet() {
   __syncwarp();
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-__device__ __forceinline__ float4 load_cluster(uint32_t from, int rank) {  // the same address in another block's shared memory
-  float4 v;
+__device__ __forceinline__ uint32_t address_in_block(uint32_t address, int rank) {  // of another block of the cluster
   uint32_t there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(from), "r"(rank));
-  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(there) : "memory");
-  return v;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+// Stores into another block's shared memory; `barrier`, of that block, counts the bytes as they arrive.
+__device__ __forceinline__ void store_async(uint32_t to, const float (&v)[4], uint32_t barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(to), "f"(v[0]),
+               "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(barrier) : "memory");
 }
 
 }  // namespace kdtree

@@ -48,9 +48,12 @@ constexpr LinearShape kBf16Shapes[] = {
 #include "linear_shapes.inc"
 };
 constexpr LinearShape kF32Shapes[] = {
-    KDTREE_SHAPE(float, 8, 1, 1, 1, 1, 1, 1, 1, 2), KDTREE_SHAPE(float, 4, 2, 1, 1, 4, 1, 1, 2, 2),
-    KDTREE_SHAPE(float, 4, 2, 1, 1, 4, 1, 2, 1, 2), KDTREE_SHAPE(float, 2, 4, 1, 1, 8, 1, 1, 4, 1),
+    KDTREE_SHAPE(float, 8, 1, 1, 1, 1, 1, 1, 1, 2),
+    KDTREE_SHAPE(float, 8, 1, 1, 1, 2, 1, 1, 1, 2),
+    KDTREE_SHAPE(float, 4, 2, 1, 1, 4, 1, 1, 2, 2),
+    KDTREE_SHAPE(float, 4, 2, 1, 1, 4, 1, 2, 1, 2),
     KDTREE_SHAPE(float, 2, 4, 1, 1, 8, 1, 4, 1, 1),
+    KDTREE_SHAPE(float, 2, 4, 1, 2, 8, 1, 4, 1, 1),
 };
 
 bool aligned(const void* p, int64_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
@@ -89,12 +92,12 @@ int linear_cuda_with(const LinearArgs& a, int index, void* stream) {
 
 int choose_linear_shape(const LinearArgs& a, bool clusters) {
   const int64_t m = a.num_rows;
-  if (a.dtype == kF32) return m <= 8 ? 0 : m <= 32 ? (clusters ? 1 : 2) : m <= 64 && clusters ? 3 : 4;
+  if (a.dtype == kF32) return m <= 8 ? 0 : m <= 16 ? 1 : m <= 64 ? (clusters ? 2 : 3) : 4;
   if (m <= 8) return 0;
   if (m <= 16) return clusters ? 5 : 6;
-  if (m <= 32) return clusters ? 11 : 12;
-  if (m <= 64) return clusters ? 18 : 20;
-  return 25;
+  if (m <= 32) return clusters ? 11 : 19;
+  if (m <= 64) return clusters ? 21 : 23;
+  return 37;
 }
 
 int linear_cuda(const LinearArgs& a, void* stream) {

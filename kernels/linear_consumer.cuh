@@ -4,6 +4,18 @@
 
 namespace kdtree {
 
+// Which of the block's segments, output tiles and row tiles a consumer warp has: the first of each.
+template <class S>
+struct WarpPlace {
+  int segment, out_tile, row_tile;
+  __device__ WarpPlace() {
+    const int warp = threadIdx.x / kWarp;
+    row_tile = warp % S::kRowWarps * S::kRowTiles;
+    out_tile = warp / S::kRowWarps % S::kOutWarps * S::kOutTiles;
+    segment = warp / (S::kRowWarps * S::kOutWarps);
+  }
+};
+
 template <class S>
 struct Accumulator {
   using T = typename S::T;
@@ -92,18 +104,17 @@ struct Fold {
 template <class S>
 __device__ __forceinline__ void consume(const Tile<S>& tile, Accumulator<S>& acc, uint32_t full, uint32_t empty,
                                         uint32_t stages) {
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int row_warp = warp % S::kRowWarps, out_warp = warp / S::kRowWarps % S::kOutWarps;
-  const int seg_warp = warp / (S::kRowWarps * S::kOutWarps);
-  const uint32_t weights = stages + (seg_warp * S::kBlockTiles + out_warp * S::kOutTiles) * S::kUnits * S::kUnitBytes;
+  const int lane = threadIdx.x % kWarp;
+  const WarpPlace<S> at_warp;
+  const uint32_t weights = stages + (at_warp.segment * S::kBlockTiles + at_warp.out_tile) * S::kUnits * S::kUnitBytes;
   const uint32_t x = stages + S::kWeightBytes +
-                     (seg_warp * S::kUnits * S::kBlockRows + row_warp * S::kRowTiles * kRowTile) * S::kRowBytes;
+                     (at_warp.segment * S::kUnits * S::kBlockRows + at_warp.row_tile * kRowTile) * S::kRowBytes;
   Fold<S> fold;
   Cursor<S> at;
   acc.clear();
 #pragma unroll 1
   for (int q = 0; q < S::kSeq; ++q) {
-    const Span span = tile.span(seg_warp, q);
+    const Span span = tile.span(at_warp.segment, q);
     int left = span.end - span.begin;
 #pragma unroll 1
     for (int i = 0; i < tile.num_stages_per_segment; ++i, left -= S::kUnits, at.next(tile.num_stages_per_segment)) {

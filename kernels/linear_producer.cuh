@@ -6,49 +6,46 @@ namespace kdtree {
 
 // --- weights ---------------------------------------------------------------------------------------------------------
 
-// Each of the first lanes copies the units of one (segment warp, output tile).
+// One lane copies the units of every segment warp and output tile of a stage.
 template <class S>
-struct WeightProducer {
-  const char* source;  // the tile's first unit
-  int num_units, seg_warp;
-  uint32_t to;
-  bool active;
-
-  __device__ WeightProducer(const TileArgs& a, const Tile<S>& tile, uint32_t stages) {
-    const int lane = threadIdx.x % kWarp, num_tiles = (a.num_out + kOutTile - 1) / kOutTile;
-    const int out_tile = min(tile.first_out_tile + lane % S::kBlockTiles, num_tiles - 1);  // past the end: a harmless copy
-    active = lane < S::kSegWarps * S::kBlockTiles;
-    seg_warp = lane / S::kBlockTiles;
-    num_units = tile.num_units;
-    source = static_cast<const char*>(a.packed) +
-             (static_cast<int64_t>(tile.group) * num_tiles + out_tile) * num_units * S::kUnitBytes;
-    to = stages + lane * S::kUnits * S::kUnitBytes;
+__device__ __forceinline__ void fill_weights(const Tile<S>& tile, const Cursor<S>& at, const char* first_tile,
+                                             int64_t tile_bytes, int last_tile, uint32_t full, uint32_t stages) {
+  const uint32_t barrier = full + at.slot * 8, to = stages + at.slot * S::kStageBytes;
+  int num_units[S::kSegWarps], sum = 0;
+#pragma unroll
+  for (int s = 0; s < S::kSegWarps; ++s) {
+    const Span span = tile.span(s, at.q);
+    num_units[s] = max(0, min(span.end - span.begin - at.i * S::kUnits, S::kUnits));
+    sum += num_units[s];
   }
-
-  __device__ __forceinline__ void fill(const Tile<S>& tile, const Cursor<S>& at, uint32_t full) const {
-    if (!active) return;
-    const Span span = tile.span(seg_warp, at.q);
-    const int first = span.begin + at.i * S::kUnits, num_bytes = min(span.end - first, S::kUnits) * S::kUnitBytes;
-    if (num_bytes <= 0) return barrier_arrive(full + at.slot * 8);
-    barrier_arrive_expect(full + at.slot * 8, num_bytes);
-    bulk_copy(to + at.slot * S::kStageBytes, source + static_cast<int64_t>(first) * S::kUnitBytes, num_bytes,
-              full + at.slot * 8);
+  barrier_arrive_expect(barrier, sum * S::kBlockTiles * S::kUnitBytes);
+#pragma unroll
+  for (int s = 0; s < S::kSegWarps; ++s) {
+    const uint32_t offset = (tile.span(s, at.q).begin + at.i * S::kUnits) * S::kUnitBytes;
+    if (num_units[s] == 0) continue;
+#pragma unroll
+    for (int b = 0; b < S::kBlockTiles; ++b)  // past the last tile: a harmless copy of it
+      bulk_copy(to + (s * S::kBlockTiles + b) * S::kUnits * S::kUnitBytes, first_tile + min(b, last_tile) * tile_bytes + offset,
+                num_units[s] * S::kUnitBytes, barrier);
   }
-};
+}
 
 template <class S>
 __device__ void produce_weights(const TileArgs& a, const Tile<S>& tile, uint32_t full, uint32_t empty, uint32_t stages) {
-  const WeightProducer<S> producer(a, tile, stages);
+  const int num_tiles = (a.num_out + kOutTile - 1) / kOutTile, last_tile = num_tiles - 1 - tile.first_out_tile;
+  const int64_t tile_bytes = static_cast<int64_t>(tile.num_units) * S::kUnitBytes;
+  const char* first_tile = static_cast<const char*>(a.packed) +
+                           (static_cast<int64_t>(tile.group) * num_tiles + tile.first_out_tile) * tile_bytes;
   const int num_stages = tile.num_stages_per_segment * S::kSeq;
-  Cursor<S> at;
-  for (int n = 0; n < num_stages; ++n, at.next(tile.num_stages_per_segment)) {
-    barrier_wait(empty + at.slot * 8, at.phase ^ 1);  // the first round finds every slot free
-    producer.fill(tile, at, full);
-#if KDTREE_TRIGGER == 1
-    if (n == min(S::kStages, num_stages) - 1) allow_next_kernel();
-#endif
+  if (elect_one()) {
+    Cursor<S> at;
+    for (int n = 0; n < num_stages; ++n, at.next(tile.num_stages_per_segment)) {
+      barrier_wait(empty + at.slot * 8, at.phase ^ 1);  // the first round finds every slot free
+      fill_weights<S>(tile, at, first_tile, tile_bytes, last_tile, full, stages);
+      if (n == min(S::kStages, num_stages) - 1) allow_next_kernel();
+    }
   }
-  allow_next_kernel();
+  __syncwarp();
 }
 
 // --- x ---------------------------------------------------------------------------------------------------------------

@@ -41,14 +41,14 @@ struct TileShape {
   static constexpr int kUnitBytes = kUnit * kOutTile * sizeof(T), kRowBytes = kUnit * sizeof(T);
   static constexpr int kWeightBytes = SegWarps * kBlockTiles * Units * kUnitBytes;
   static constexpr int kStageBytes = kWeightBytes + SegWarps * Units * kBlockRows * kRowBytes;
-  static constexpr int kBarrierBytes = 128, kMaxStages = 8;
-  static constexpr int kSumStride = kBlockOut + 4;  // of the segment sums [SegWarps, kBlockRows, kSumStride]: no bank conflicts
-  static constexpr int kSumBytes = Partials ? 0 : SegWarps * kBlockRows * kSumStride * 4;
+  // Sums: the segment sums of an output that meet after the main loop, in the memory of the stages.
+  static constexpr int kSums = SegWarps * Cluster, kSumBytes = Partials || kSums == 1 ? 0 : SegWarps * kBlockRows * kBlockOut * 4;
+  static constexpr int kBarrierBytes = 128, kMaxStages = 7;  // barriers: full, empty of each stage, one for the sums
   static constexpr int kFit = (kMaxSharedBytes - kBarrierBytes) / kStageBytes;
   static constexpr int kStages = kFit < kMaxStages ? kFit : kMaxStages;
   static constexpr int kSharedBytes = kBarrierBytes + (kStages * kStageBytes > kSumBytes ? kStages * kStageBytes : kSumBytes);
   static_assert(SegWarps * Seq * Cluster == kNumSegments && kStages >= 2 && kSharedBytes <= kMaxSharedBytes, "tile shape");
-  static_assert(Units <= 2 && SegWarps * kBlockTiles <= kWarp, "a stage: one or two units, one weight copy a lane");
+  static_assert(Units <= 2 && kBlockTiles * RowWarps * RowTiles % Cluster == 0, "a stage has one or two units; sums are shared evenly");
   static_assert(!Partials || Seq == 1, "partial sums are of one segment");
 };
 

@@ -14,30 +14,22 @@ namespace kdtree {
 
 // --- results ---------------------------------------------------------------------------------------------------------
 
-// Calls f(output in block, row in block, value) for every sum of this lane.
-template <class S, class F>
-__device__ __forceinline__ void each_sum(Accumulator<S>& acc, F&& f) {
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int row_warp = warp % S::kRowWarps, out_warp = warp / S::kRowWarps % S::kOutWarps;
-  acc.each([&](int r, int j, int e, float v) {
-    f((out_warp * S::kOutTiles + r) * kOutTile + acc.out(lane, e), (row_warp * S::kRowTiles + j) * kRowTile + acc.row(lane, e), v);
-  });
-}
-
 template <class S>
 __device__ void store_partials(const TileArgs& a, const Tile<S>& tile, Accumulator<S>& acc) {
-  const int segment = tile.rank * S::kSegWarps + threadIdx.x / kWarp / (S::kRowWarps * S::kOutWarps);
-  each_sum<S>(acc, [&](int n, int m, float v) {
-    const int out = tile.first_out_tile * kOutTile + n;
+  const WarpPlace<S> at;
+  const int lane = threadIdx.x % kWarp, segment = tile.rank * S::kSegWarps + at.segment;
+  acc.each([&](int r, int j, int e, float v) {
+    const int out = (tile.first_out_tile + at.out_tile + r) * kOutTile + acc.out(lane, e);
+    const int m = (at.row_tile + j) * kRowTile + acc.row(lane, e);
     if (m < tile.num_rows && out < a.num_out)
       static_cast<float*>(a.out)[(static_cast<int64_t>(tile.out_row(m)) * kNumSegments + segment) * a.num_out + out] = v;
   });
 }
 
-// Rounds once, adds the residual with its own rounding, and writes 1 or 4 neighbouring outputs.
-template <class T, class Out, int kWidth>
-__device__ __forceinline__ void store_outputs(const TileArgs& a, int64_t at, const float (&sum)[4]) {
-  struct alignas(kWidth * sizeof(Out)) Vector { Out value[kWidth]; } result, added;
+// Rounds once, adds the residual with its own rounding, and writes kWidth neighbouring outputs.
+template <class Out, int kWidth>
+__device__ __forceinline__ void store_outputs(const TileArgs& a, int64_t at, const float* sum) {
+  struct alignas(kWidth * sizeof(Out)) Vector { Out value[kWidth]; } result, added = {};
   if (a.residual != nullptr) added = *reinterpret_cast<const Vector*>(static_cast<const Out*>(a.residual) + at);
 #pragma unroll
   for (int e = 0; e < kWidth; ++e) {
@@ -47,44 +39,89 @@ __device__ __forceinline__ void store_outputs(const TileArgs& a, int64_t at, con
   *reinterpret_cast<Vector*>(static_cast<Out*>(a.out) + at) = result;
 }
 
-template <class T, class Out>
+template <class Out>
 __device__ __forceinline__ void store_four(const TileArgs& a, int64_t at, int num_out, const float (&sum)[4]) {
-  if (a.out_aligned && num_out >= 4) return store_outputs<T, Out, 4>(a, at, sum);
+  if (a.out_aligned && num_out >= 4) return store_outputs<Out, 4>(a, at, sum);
 #pragma unroll
   for (int e = 0; e < 4; ++e)
-    if (e < num_out) {
-      const float one[4] = {sum[e], 0.f, 0.f, 0.f};
-      store_outputs<T, Out, 1>(a, at + e, one);
-    }
+    if (e < num_out) store_outputs<Out, 1>(a, at + e, sum + e);
 }
 
-// Combines the segment sums that all blocks of the cluster hold in shared memory at `sums`. Each block takes a share.
+// The four lanes whose outputs follow each other swap values, so that each holds four neighbouring outputs of one row:
+// element e of lane group q becomes element q of lane group e.
+__device__ __forceinline__ void transpose_quad(float (&v)[4], int lane) {
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2)
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      if ((e & bit) == 0) {
+        const bool high = lane / 4 & bit;
+        const float got = __shfl_xor_sync(0xffffffffu, high ? v[e] : v[e | bit], 4 * bit);
+        (high ? v[e] : v[e | bit]) = got;
+      }
+}
+
+// Writes the 16 outputs x 8 rows of fragment f, whose sums lie as an accumulator's.
+template <class S>
+__device__ __forceinline__ void store_fragment(const TileArgs& a, const Tile<S>& tile, int f, float (&v)[4]) {
+  using T = typename S::T;
+  constexpr int kRowTilesOfBlock = S::kBlockRows / kRowTile;
+  const int lane = threadIdx.x % kWarp;
+  int n = lane % 4 * 4, m = lane / 4;
+  if constexpr (sizeof(T) == 2) {
+    transpose_quad(v, lane);
+    const int q = lane / 4 % 4;
+    n = lane / 16 * 4 + q / 2 * 8, m = lane % 4 * 2 + q % 2;
+  }
+  n += (tile.first_out_tile + f / kRowTilesOfBlock) * kOutTile, m += f % kRowTilesOfBlock * kRowTile;
+  if (m >= tile.num_rows || n >= a.num_out) return;
+  const int64_t at = tile.out_row(m) * a.out_row_stride + (tile.rows ? 0 : tile.group * a.out_group_stride) + n;
+  if (a.out_f32) store_four<float>(a, at, a.num_out - n, v);
+  else store_four<T>(a, at, a.num_out - n, v);
+}
+
+// Calls f(fragment, sums) for every fragment of a consumer warp.
+template <class S, class F>
+__device__ __forceinline__ void each_fragment(Accumulator<S>& acc, F&& f) {
+  const WarpPlace<S> at;
+#pragma unroll
+  for (int r = 0; r < S::kOutTiles; ++r)
+#pragma unroll
+    for (int j = 0; j < S::kRowTiles; ++j)
+      f((at.out_tile + r) * (S::kBlockRows / kRowTile) + at.row_tile + j, acc.value[r][j]);
+}
+
+// Fragment f is combined and written by block f % kCluster: hands it this warp's segment sum.
+template <class S>
+__device__ void send_sums(const Tile<S>& tile, Accumulator<S>& acc, uint32_t sums, uint32_t arrived) {
+  const int segment = tile.rank * S::kSegWarps + WarpPlace<S>().segment, lane = threadIdx.x % kWarp;
+  each_fragment(acc, [&](int f, float (&v)[4]) {
+    const uint32_t to = sums + ((f / S::kCluster * S::kSums + segment) * kWarp + lane) * 16;
+    const int rank = f % S::kCluster;
+    if constexpr (S::kCluster == 1) store_shared(to, v);
+    else store_async(address_in_block(to, rank), v, address_in_block(arrived, rank));
+  });
+}
+
 template <class S>
 __device__ void combine(const TileArgs& a, const Tile<S>& tile, uint32_t sums) {
-  constexpr int kQuads = S::kBlockOut / 4, kSums = S::kSegWarps * S::kCluster;
-  for (int n = tile.rank * S::kThreads + threadIdx.x; n < tile.num_rows * kQuads; n += S::kCluster * S::kThreads) {
-    const int m = n / kQuads, first = n % kQuads * 4, out = tile.first_out_tile * kOutTile + first;
-    if (out >= a.num_out) continue;
-    float4 v[kSums];
+  constexpr int kFragments = S::kBlockTiles * S::kBlockRows / kRowTile;
+  const int lane = threadIdx.x % kWarp;
+  for (int i = threadIdx.x / kWarp; i < kFragments / S::kCluster; i += S::kThreads / kWarp) {
+    float v[S::kSums][4];
 #pragma unroll
-    for (int s = 0; s < kSums; ++s) {
-      const uint32_t from = sums + ((s % S::kSegWarps * S::kBlockRows + m) * S::kSumStride + first) * 4;
-      if constexpr (S::kCluster > 1) {
-        v[s] = load_cluster(from, s / S::kSegWarps);
-      } else {
-        const uint4 u = load_shared(from);
-        v[s] = {__uint_as_float(u.x), __uint_as_float(u.y), __uint_as_float(u.z), __uint_as_float(u.w)};
-      }
+    for (int s = 0; s < S::kSums; ++s) {
+      const uint4 u = load_shared(sums + ((i * S::kSums + s) * kWarp + lane) * 16);
+      v[s][0] = __uint_as_float(u.x), v[s][1] = __uint_as_float(u.y);
+      v[s][2] = __uint_as_float(u.z), v[s][3] = __uint_as_float(u.w);
     }
 #pragma unroll
-    for (int width = 1; width < kSums; width *= 2)
+    for (int width = 1; width < S::kSums; width *= 2)
 #pragma unroll
-      for (int s = 0; s < kSums; s += 2 * width)
-        v[s] = {v[s].x + v[s + width].x, v[s].y + v[s + width].y, v[s].z + v[s + width].z, v[s].w + v[s + width].w};
-    const float sum[4] = {v[0].x, v[0].y, v[0].z, v[0].w};
-    const int64_t at = tile.out_row(m) * a.out_row_stride + (tile.rows ? 0 : tile.group * a.out_group_stride) + out;
-    if (a.out_f32) store_four<typename S::T, float>(a, at, a.num_out - out, sum);
-    else store_four<typename S::T, typename S::T>(a, at, a.num_out - out, sum);
+      for (int s = 0; s < S::kSums; s += 2 * width)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) v[s][e] += v[s + width][e];
+    store_fragment<S>(a, tile, i * S::kCluster + tile.rank, v[0]);
   }
 }
 
@@ -93,7 +130,8 @@ __device__ void combine(const TileArgs& a, const Tile<S>& tile, uint32_t sums) {
 template <class S>
 __global__ void __launch_bounds__(S::kThreads, S::kMinBlocks) linear_tile_kernel(const __grid_constant__ TileArgs a) {
   extern __shared__ __align__(128) unsigned char shared[];
-  const uint32_t full = shared_address(shared), empty = full + S::kMaxStages * 8, stages = full + S::kBarrierBytes;
+  const uint32_t full = shared_address(shared), empty = full + S::kMaxStages * 8, arrived = empty + S::kMaxStages * 8;
+  const uint32_t stages = full + S::kBarrierBytes;
   const int warp = threadIdx.x / kWarp;
   Tile<S> tile(a);
   const bool early = a.weights_settled && a.items == nullptr && tile.row_tile == 0;
@@ -104,34 +142,34 @@ __global__ void __launch_bounds__(S::kThreads, S::kMinBlocks) linear_tile_kernel
   }
   if (threadIdx.x == 0) {
     for (int s = 0; s < S::kStages; ++s) {
-      barrier_init(full + s * 8, kWarp + S::kSegWarps * S::kBlockTiles);
+      barrier_init(full + s * 8, kWarp + 1);  // the lanes of the x warp and the one that copies weights
       barrier_init(empty + s * 8, S::kConsumers);
     }
+    barrier_init(arrived, 1);
     asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
+    barrier_arrive_expect(arrived, S::kSumBytes);
   }
   __syncthreads();
-  if (warp == S::kConsumers) {
-    produce_weights<S>(a, tile, full, empty, stages);
-  } else if (warp == S::kConsumers + 1) {
-    produce_x<S>(a, tile, early, full, empty, stages);
-  } else {
-    Accumulator<S> acc;
-    consume<S>(tile, acc, full, empty, stages);
-    if constexpr (S::kPartials) {
-      if (early) wait_for_previous_kernel(), tile.find_rows(a);
-      return store_partials<S>(a, tile, acc);
-    }
-    asm volatile("bar.sync 1, %0;" ::"n"(S::kConsumers * kWarp) : "memory");  // every stage has been read
-    float* sums = reinterpret_cast<float*>(shared + S::kBarrierBytes) +
-                  warp / (S::kRowWarps * S::kOutWarps) * S::kBlockRows * S::kSumStride;
-    each_sum<S>(acc, [&](int n, int m, float v) { sums[m * S::kSumStride + n] = v; });
-  }
-  if constexpr (S::kPartials) return;
-  if constexpr (S::kCluster > 1) cluster_sync();
-  else __syncthreads();
+
+  Accumulator<S> acc;
+  if (warp == S::kConsumers) produce_weights<S>(a, tile, full, empty, stages);
+  else if (warp == S::kConsumers + 1) produce_x<S>(a, tile, early, full, empty, stages);
+  else consume<S>(tile, acc, full, empty, stages);
+
   if (early) wait_for_previous_kernel(), tile.find_rows(a);
-  combine<S>(a, tile, stages);
-  if constexpr (S::kCluster > 1) cluster_sync();  // nobody leaves while a neighbour reads its sums
+  const bool has_sums = warp < S::kConsumers;
+  if constexpr (S::kPartials) {
+    if (has_sums) store_partials<S>(a, tile, acc);
+  } else if constexpr (S::kSums == 1) {
+    if (has_sums) each_fragment(acc, [&](int f, float (&v)[4]) { store_fragment<S>(a, tile, f, v); });
+  } else {
+    if constexpr (S::kCluster > 1) cluster_meet();  // the stages of all blocks have been read
+    else __syncthreads();
+    if (has_sums) send_sums<S>(tile, acc, stages, arrived);
+    if constexpr (S::kCluster > 1) barrier_wait(arrived, 0);
+    else __syncthreads();
+    combine<S>(a, tile, stages);
+  }
 }
 
 // num_row_tiles is the number of items, or 0: as many as the rows need.

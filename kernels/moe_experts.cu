@@ -181,8 +181,7 @@ int run_tile(const TileArgs& t, int rows_per_item, void* stream) {
     return launch_tile<TileShape<T, 4, 2, 1, 1, 4, 1, kPartials ? 1 : 2, kPartials ? 2 : 1, 2, kPartials>>(t, 1, stream);
   } else {
     if (rows_per_item == 8) return launch_tile<TileShape<T, 8, 1, 1, 1, 1, 2, 1, 1, 2, kPartials>>(t, 1, stream);
-    if (rows_per_item == 32)
-      return launch_tile<TileShape<T, 2, 4, 1, 1, 4, 2, kPartials ? 1 : 4, kPartials ? 4 : 1, 2, kPartials>>(t, 1, stream);
+    if (rows_per_item == 32) return launch_tile<TileShape<T, 8, 1, 1, 2, 4, 1, 1, 1, 2, kPartials>>(t, 1, stream);
     return launch_tile<TileShape<T, 1, 4, 2, 2, 4, 2, kPartials ? 1 : 8, kPartials ? 8 : 1, 2, kPartials>>(t, 1, stream);
   }
 }
