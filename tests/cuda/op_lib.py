@@ -1,6 +1,6 @@
-"""Builds the CUDA kernels into one library and calls them on torch tensors, without the bindings: ctypes over op_args.h.
+"""Builds the CUDA kernels into one library and calls them on torch tensors without the bindings: ctypes, op_args.h.
 
-The structs are read from kernels/op_args.h itself, so that they cannot drift. `OPS.rms_norm(x=…, weight=…, …)` fills the
+The structs are read from kernels/op_args.h itself, so that they cannot drift. `run("rms_norm", x=…, …)` fills the
 struct (tensors by pointer, fields left out by zero), launches on the current stream and raises unless the status is 0.
 """
 
@@ -25,9 +25,13 @@ OPS_BUILT = (
 ).split()
 STEMS = "embed rms_norm rope swiglu argmax moe_route cache draft_topk tree_build tree_rows tree_accept".split()
 C_TYPES = {
-    "int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "float": ctypes.c_float, "bool": ctypes.c_bool,
-    "Dtype": ctypes.c_int32, "Scoring": ctypes.c_int32,
-}  # fmt: skip
+    "int64_t": ctypes.c_int64,
+    "int32_t": ctypes.c_int32,
+    "float": ctypes.c_float,
+    "bool": ctypes.c_bool,
+    "Dtype": ctypes.c_int32,
+    "Scoring": ctypes.c_int32,
+}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
@@ -58,8 +62,7 @@ def shim_text() -> str:
     lines = ['#include "op_args.h"', '#include "attn_tuning_test.cuh"', '#include "verify_attn.cu"']
     for op in OPS_BUILT:
         lines.append(
-            f'extern "C" int run_{op}(const kdtree::{args_name(op)}* a, void* s) '
-            f"{{ return kdtree::{op}_cuda(*a, s); }}"
+            f'extern "C" int run_{op}(const kdtree::{args_name(op)}* a, void* s) {{ return kdtree::{op}_cuda(*a, s); }}'
         )
     for op in ("verify_attn", "draft_topk"):
         lines.append(
@@ -74,7 +77,14 @@ def build(out: Path, arch: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         shim = Path(folder) / "shim.cu"
         shim.write_text(shim_text())
-        flags = ["-O3", "-std=c++17", "-fmad=false", f"-gencode=arch=compute_{arch},code=sm_{arch}", "-Xcompiler", "-fPIC"]
+        flags = [
+            "-O3",
+            "-std=c++17",
+            "-fmad=false",
+            f"-gencode=arch=compute_{arch},code=sm_{arch}",
+            "-Xcompiler",
+            "-fPIC",
+        ]
         flags += [f"-I{ROOT / 'kernels'}", f"-I{Path(__file__).parent}"]
 
         def compile_one(source: Path) -> str:
