@@ -3,52 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import subprocess
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from op_lib import DTYPES, fill
 
+DEVICE = "cuda"
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("kernels/linear.cu", "kernels/moe_experts.cu", "kernels/swiglu.cu", "tests/cuda/shim_linear.cu")
-PTR, I64, I32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
-
-
-class PackLinearArgs(ctypes.Structure):
-    """Mirror of op_args.h."""
-
-    _fields_ = [
-        ("weight", PTR),
-        ("packed", PTR),
-        ("num_groups", I64),
-        ("num_out", I64),
-        ("num_in", I64),
-        ("dtype", I32),
-    ]
-
-
-class LinearArgs(ctypes.Structure):
-    """Mirror of op_args.h."""
-
-    _fields_ = [
-        *((n, PTR) for n in ("x", "packed", "residual", "out")),
-        *((n, I64) for n in ("num_rows", "num_groups", "num_out", "num_in", "x_row_stride", "x_group_stride")),
-        ("dtype", I32), ("out_dtype", I32), ("num_threads", I32), ("num_rows_device", PTR),
-        ("weights_settled", ctypes.c_bool),
-    ]  # fmt: skip
-
-
-class MoeExpertsArgs(ctypes.Structure):
-    """Mirror of op_args.h."""
-
-    _fields_ = [
-        *((n, PTR) for n in ("x", "gate_up", "down", "shared_gate_up", "shared_down")),
-        *((n, PTR) for n in ("expert_id", "weight", "residual", "out")),
-        *((n, I64) for n in ("num_rows", "dim", "num_experts", "top_k", "width", "shared_width")),
-        ("dtype", I32), ("num_threads", I32), ("num_rows_device", PTR), ("workspace", PTR),
-    ]  # fmt: skip
 
 
 def build() -> ctypes.CDLL:
@@ -74,21 +43,26 @@ def build() -> ctypes.CDLL:
     return ctypes.CDLL(str(so))
 
 
-def code(dtype: torch.dtype) -> int:
-    return 0 if dtype == torch.float32 else 1
-
-
-def pointer(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
 @dataclass(frozen=True)
 class Shape:
+    """A tile shape: its number, name, rows and outputs of a block, blocks of a cluster."""
+
     index: int
     name: str
     num_rows: int
     num_out: int
     cluster: int
+
+
+class Experts(NamedTuple):
+    """Packed weights of moe_experts; the shared expert may be missing."""
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    shared_gate_up: torch.Tensor | None
+    shared_down: torch.Tensor | None
+    width: int
+    shared_width: int
 
 
 class Lib:
@@ -97,15 +71,15 @@ class Lib:
     def __init__(self) -> None:
         self.c = build()
         self.c.kd_shape.restype = ctypes.c_char_p
-        self.c.kd_moe_workspace.restype = I64
+        self.c.kd_moe_workspace.restype = ctypes.c_int64
         for name in ("kd_pack", "kd_moe"):
-            getattr(self.c, name).argtypes = [PTR, PTR]
-        self.c.kd_linear.argtypes = [PTR, ctypes.c_int, PTR]
+            getattr(self.c, name).argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        self.c.kd_linear.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
 
     @staticmethod
     def _check(status: int, what: str) -> None:
         if status:
-            raise RuntimeError(f"{what}: status {status}")
+            raise RuntimeError(f"{what}: expected status 0, got {status}")
 
     @staticmethod
     def _stream() -> int:
@@ -114,50 +88,95 @@ class Lib:
     def shapes(self, dtype: torch.dtype) -> list[Shape]:
         """All tile shapes of linear for a dtype."""
         out, numbers = [], (ctypes.c_int * 3)()
-        for i in range(self.c.kd_num_shapes(code(dtype))):
-            name = self.c.kd_shape(code(dtype), i, numbers).decode().split(", ", 1)
-            out.append(Shape(i, name[-1].replace(", ", "-"), *numbers))
+        for i in range(self.c.kd_num_shapes(DTYPES[dtype])):
+            name = self.c.kd_shape(DTYPES[dtype], i, numbers).decode()
+            out.append(Shape(i, name.split(", ", 1)[1].replace(", ", "-"), *numbers))
         return out
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         """weight [G, N, K] -> packed [G, ceil(N/16), ceil(K/32), 512]."""
         g, n, k = weight.shape
         packed = torch.full((g, -(-n // 16), -(-k // 32), 512), float("nan"), dtype=weight.dtype, device=weight.device)
-        args = PackLinearArgs(pointer(weight), pointer(packed), g, n, k, code(weight.dtype))
-        self._check(self.c.kd_pack(ctypes.byref(args), self._stream()), "pack_linear")
+        fields = {"weight": weight, "packed": packed, "num_groups": g, "num_out": n, "num_in": k, "dtype": weight.dtype}
+        self._check(self.c.kd_pack(ctypes.byref(fill("pack_linear", fields)), self._stream()), "pack_linear")
         return packed
 
-    def linear_args(self, x, packed, out, residual=None, num_rows_device=None, settled=False) -> LinearArgs:
+    def linear_args(self, x, packed, out, residual=None, num_rows_device=None, settled=False) -> ctypes.Structure:
         """x [T, G, K] with any row and group stride, out [T, G, N]."""
         t, g, n = out.shape
-        return LinearArgs(
-            pointer(x), pointer(packed), pointer(residual), pointer(out), t, g, n, x.shape[2], x.stride(0), x.stride(1),
-            code(x.dtype), code(out.dtype), 1, pointer(num_rows_device), settled,
-        )  # fmt: skip
+        fields = {
+            "x": x, "packed": packed, "residual": residual, "out": out, "num_rows": t, "num_groups": g, "num_out": n,
+            "num_in": x.shape[2], "x_row_stride": x.stride(0), "x_group_stride": x.stride(1), "dtype": x.dtype,
+            "out_dtype": out.dtype, "num_rows_device": num_rows_device, "weights_settled": settled,
+        }  # fmt: skip
+        return fill("linear", fields)
 
-    def run(self, args: LinearArgs, shape: int = -1) -> None:
-        self._check(self.c.kd_linear(ctypes.byref(args), shape, self._stream()), f"linear shape {shape}")
+    def run(self, args: ctypes.Structure, shape: int = -1) -> None:
+        """linear_cuda, or one shape of it."""
+        self._check(self.c.kd_linear(ctypes.byref(args), shape, self._stream()), f"linear, shape {shape}")
 
     def linear(self, x, packed, out, shape=-1, **more) -> None:
+        """`run` of `linear_args`."""
         self.run(self.linear_args(x, packed, out, **more), shape)
 
-    def choice(self, args: LinearArgs, clusters: bool = True) -> int:
-        return self.c.kd_choice(ctypes.byref(args), int(clusters))
+    def choice(self, args: ctypes.Structure) -> tuple[int, bool]:
+        """The shape that linear_cuda takes, and whether it reads weights early."""
+        number = self.c.kd_choice(ctypes.byref(args))
+        return number % 256, number >= 256
 
-    def moe_args(self, x, experts, expert_id, weight, out, residual=None, num_rows_device=None) -> MoeExpertsArgs:
-        """experts = (gate_up, down, shared_gate_up | None, shared_down | None, width, shared_width), packed. The
-        struct keeps its tensors alive."""
-        gate_up, down, shared_gate_up, shared_down, width, shared_width = experts
-        args = MoeExpertsArgs(
-            *map(pointer, (x, gate_up, down, shared_gate_up, shared_down, expert_id, weight, residual, out)),
-            *x.shape, gate_up.shape[0], expert_id.shape[1], width, shared_width, code(x.dtype), 1,
-            pointer(num_rows_device), None,
-        )  # fmt: skip
+    def moe_args(self, x, experts: Experts, expert_id, weight, out, residual=None, num_rows_device=None):
+        """The struct of moe_experts, with a poisoned workspace; it keeps its tensors alive."""
+        fields = {
+            "x": x, **experts._asdict(), "expert_id": expert_id, "weight": weight, "residual": residual, "out": out,
+            "num_rows": x.shape[0], "dim": x.shape[1], "num_experts": experts.gate_up.shape[0],
+            "top_k": expert_id.shape[1], "dtype": x.dtype, "num_rows_device": num_rows_device,
+        }  # fmt: skip
+        args = fill("moe_experts", fields)
         num_bytes = max(1, self.c.kd_moe_workspace(ctypes.byref(args)))
         workspace = torch.full((num_bytes,), 255, dtype=torch.uint8, device=x.device)
-        args.workspace = pointer(workspace)
-        args.keep = (workspace, x, experts, expert_id, weight, out, residual, num_rows_device)
+        args.workspace = workspace.data_ptr()
+        args.keep = (workspace, fields)
         return args
 
-    def moe(self, args: MoeExpertsArgs) -> None:
+    def moe(self, args: ctypes.Structure) -> None:
+        """moe_experts_cuda."""
         self._check(self.c.kd_moe(ctypes.byref(args), self._stream()), "moe_experts")
+
+
+class Report:
+    """What a run found, written to a JSON file as it goes, so that a run that was cut short can go on."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.start = path, time.time()
+        self.record: dict = json.loads(path.read_text()) if path.exists() else {}
+        self.failures: list[str] = self.record.setdefault("failures", [])
+
+    def save(self) -> None:
+        """Writes the file."""
+        self.path.write_text(json.dumps(self.record))
+
+    def fail(self, text: str) -> None:
+        """Notes a failed check."""
+        self.failures.append(text)
+        if len(self.failures) < 30:
+            print("FAIL", text, flush=True)
+
+    def say(self, text: str) -> None:
+        """Prints with the seconds since the start."""
+        print(text, f"t={time.time() - self.start:.1f} s", flush=True)
+
+
+def bits(t: torch.Tensor) -> torch.Tensor:
+    """The tensor as integers: equal only where every bit is."""
+    return t.view(torch.int16 if t.dtype == torch.bfloat16 else torch.int32)
+
+
+def error(out: torch.Tensor, ref: torch.Tensor) -> tuple[float, float]:
+    """Relative error by norm, and the largest error over the largest value."""
+    diff = out.double() - ref
+    return (diff.norm() / ref.norm()).item(), (diff.abs().max() / ref.abs().max()).item()
+
+
+def poisoned(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """NaN everywhere."""
+    return torch.full(shape, float("nan"), dtype=dtype, device=DEVICE)
