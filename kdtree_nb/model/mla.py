@@ -1,0 +1,70 @@
+"""Multi-head latent attention in absorbed form: all heads attend to one latent per token."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from kdtree_nb.config import ModelConfig
+from kdtree_nb.native import ops
+from kdtree_nb.tree import DraftTree
+
+
+def rope_table(config: ModelConfig, device: torch.device) -> torch.Tensor:
+    """f32 [P, R]: R/2 cosines, then R/2 sines, of every absolute position; computed in float64 and rounded once."""
+    half = config.qk_rope_head_dim // 2
+    frequency = config.rope_theta ** (-np.arange(half, dtype=np.float64) / half)
+    angle = np.arange(config.max_position_embeddings, dtype=np.float64)[:, None] * frequency
+    table = np.concatenate([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
+    return torch.from_numpy(table).to(device)
+
+
+class Attention:
+    """x + W_o attention(norm(x)). With kv_b split into W_kc and W_vc per head, scores and values live in latent space:
+    q_latent = W_kc^T q_nope, score = q_latent . latent + q_rope . k_rope, value = W_vc (sum p latent).
+
+    norm [D], kv_norm [C]:           RMSNorm weights
+    q_proj [H*(nope+rope), D], kv_a [C+R, D]: stored as one matrix whose rows are H*nope | H*rope | C | R
+    kv_b [H*(nope+v), C], o_proj [D, H*v]
+    """
+
+    def __init__(
+        self, config: ModelConfig, norm: torch.Tensor, q_proj: torch.Tensor, kv_a: torch.Tensor,
+        kv_norm: torch.Tensor, kv_b: torch.Tensor, o_proj: torch.Tensor, cos_sin: torch.Tensor,
+    ) -> None:  # fmt: skip
+        H, nope, rope = config.num_attention_heads, config.qk_nope_head_dim, config.qk_rope_head_dim
+        C, v = config.kv_lora_rank, config.v_head_dim
+        self.eps, self.scale = config.rms_norm_eps, config.softmax_scale
+        self.norm, self.kv_norm, self.cos_sin = norm, kv_norm, cos_sin
+        q_nope, q_rope = q_proj.view(H, nope + rope, -1).split([nope, rope], dim=1)
+        self.q_kv_a = ops.pack_linear(torch.cat([q_nope.flatten(0, 1), q_rope.flatten(0, 1), kv_a]))
+        w_kc, w_vc = kv_b.view(H, nope + v, C).split([nope, v], dim=1)
+        self.w_kc = ops.pack_linear(w_kc.transpose(1, 2).contiguous())
+        self.w_vc = ops.pack_linear(w_vc.contiguous())
+        self.o_proj = ops.pack_linear(o_proj)
+        width = H * (nope + rope) + C + rope
+        self.q_nope_view = (H, nope), (width, nope, 1), 0
+        self.q_rope_view = (H, rope), (width, rope, 1), H * nope
+        self.latent_view = (C,), (width, 1), H * (nope + rope)
+        self.k_rope_view = (1, rope), (width, rope, 1), H * (nope + rope) + C
+        self.value_dim = H * v
+
+    def __call__(
+        self, x: torch.Tensor, rows: ops.Rows, tree: DraftTree, cache: torch.Tensor, prefix_len: torch.Tensor
+    ) -> torch.Tensor:
+        """x [T, D] -> [T, D]; appends the rows to the layer's `cache` [S, P, C+R] on the way."""
+        T = x.shape[0]
+        q_kv = ops.linear(ops.rms_norm(x, self.norm, self.eps), self.q_kv_a)
+        q_latent = ops.linear_heads(_view(q_kv, T, self.q_nope_view), self.w_kc)
+        q_rope = ops.rope(_view(q_kv, T, self.q_rope_view), self.cos_sin, rows.position)
+        latent = ops.rms_norm(_view(q_kv, T, self.latent_view), self.kv_norm, self.eps)
+        k_rope = ops.rope(_view(q_kv, T, self.k_rope_view), self.cos_sin, rows.position)
+        ops.cache_append(cache, latent, k_rope.squeeze(1), rows.stream, rows.slot)
+        attended = ops.verify_attn(q_latent, q_rope, cache, rows, tree, prefix_len, self.scale)
+        value = ops.linear_heads(attended, self.w_vc)
+        return ops.linear(value.view(T, self.value_dim), self.o_proj, x)
+
+
+def _view(x: torch.Tensor, num_rows: int, view: tuple[tuple[int, ...], tuple[int, ...], int]) -> torch.Tensor:
+    shape, stride, offset = view
+    return x.as_strided((num_rows, *shape), stride, offset)

@@ -1,0 +1,169 @@
+"""Batch: S streams decoded together, and the five verbs of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from kdtree_nb.drafters import DraftCandidates, DraftContext, Drafter
+from kdtree_nb.model import Model
+from kdtree_nb.native import ops
+from kdtree_nb.speculate.drafting import chain_trees, tree_from_candidates, tree_from_drafter
+from kdtree_nb.speculate.stats import STAGES, StepRecord, timed
+from kdtree_nb.speculate.stream import Stream
+from kdtree_nb.tree import DraftTree
+
+PREFILL_CHUNK_TOKENS = 256
+"""Prompt tokens per stream in one prefill forward. The logits do not depend on it."""
+
+
+class Verified(NamedTuple):
+    """The target's view of a tree: logits f32 [T, V] of its rows, target_token i64 [S, N]."""
+
+    logits: torch.Tensor
+    target_token: torch.Tensor
+
+
+class Accepted(NamedTuple):
+    """accepted_path i32 [S, L], num_accepted i32 [S], next_token i64 [S]; and whether the path's rows must move."""
+
+    path: torch.Tensor
+    num_accepted: torch.Tensor
+    next_token: torch.Tensor
+    must_move: bool
+
+
+class Batch:
+    """Per-step state of S streams: i32 tensors prefix_len, budget, active [S] and i64 bonus [S] on the model's device.
+
+    A stream that has finished keeps its place with active 0, budget 0 and no rows.
+    """
+
+    def __init__(
+        self, model: Model, drafter: Drafter | None, streams: list[Stream], return_logits: bool = False,
+        on_step: Callable[[StepRecord], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.model, self.drafter, self.streams = model, drafter, streams
+        self.return_logits, self.on_step = return_logits, on_step
+        self.seconds = dict.fromkeys(STAGES, 0.0)
+        self.num_steps = 0
+        self.max_budget = max(s.budget for s in streams)
+        S, device = len(streams), model.device
+        self.prefix_len = torch.zeros(S, dtype=torch.int32, device=device)
+        self.bonus = torch.tensor([s.tokens[-1] for s in streams], device=device)
+        self.no_budget = torch.zeros(S, dtype=torch.int32, device=device)
+        self.no_candidates = DraftCandidates(
+            torch.empty(S, 0, 0, device=device), torch.empty(S, 0, 0, dtype=torch.int64, device=device)
+        )
+        self.cache = model.new_cache(S, max(s.max_tokens for s in streams) + 1 + self.max_budget)
+        self._retire()
+
+    def _retire(self) -> None:
+        """Let go of the streams that have finished."""
+        self.running = [s for s in self.streams if s.finish_reason is None]
+        running = {s.index for s in self.running}
+        device = self.model.device
+        self.all_running = len(running) == len(self.streams)
+        self.active = torch.tensor([int(s.index in running) for s in self.streams], dtype=torch.int32, device=device)
+        budgets = [s.budget if s.index in running else 0 for s in self.streams]
+        self.budget = torch.tensor(budgets, dtype=torch.int32, device=device)
+
+    @timed("prefill")
+    def prefill(self) -> None:
+        """Put prompt[:-1] of every stream into the cache: a prompt is a tree without branches."""
+        prompts = [s.tokens[:-1] if s.finish_reason is None else [] for s in self.streams]
+        for start in range(0, max(map(len, prompts)), PREFILL_CHUNK_TOKENS):
+            chunks = [p[start : start + PREFILL_CHUNK_TOKENS] for p in prompts]
+            tree = chain_trees(chunks, self.model.device)
+            rows = ops.tree_rows(tree, self.prefix_len)
+            self.model.forward(rows, tree, self.cache, self.prefix_len, need_logits=False)
+            self.prefix_len.add_(tree.num_nodes)
+            for stream, chunk in zip(self.streams, chunks, strict=True):
+                stream.stats.num_prefill_forwards += bool(chunk)
+
+    def step(self) -> None:
+        """One target forward over all running streams; each emits at least one token."""
+        draft = self.draft()
+        tree = self.build(draft)
+        verified = self.verify(tree)
+        accepted = self.accept(tree, verified)
+        self.compact(accepted)
+
+    @timed("draft")
+    def draft(self) -> DraftCandidates | DraftTree | None:
+        """What the drafter proposes for the running streams; None where no stream has room for a drafted token."""
+        if self.max_budget == 0 or all(s.num_remaining == 1 for s in self.running):
+            return None
+        vocab_size = self.model.config.vocab_size
+        context = DraftContext(
+            tokens=[s.tokens for s in self.running],
+            stream_ids=[s.index for s in self.running],
+            num_prompt_tokens=[s.num_prompt_tokens for s in self.running],
+            num_candidates=min(self.max_budget, vocab_size),
+            vocab_size=vocab_size,
+            device=self.model.device,
+        )
+        return self.drafter.draft(context)
+
+    @timed("build")
+    def build(self, draft: DraftCandidates | DraftTree | None) -> DraftTree:
+        """The trees of all S streams; no node lies deeper than its stream may still emit."""
+        if isinstance(draft, DraftTree):
+            tree = tree_from_drafter(self, draft)
+        elif draft is None or draft.log_probs.shape[1] == 0:
+            tree = ops.tree_build(*self.no_candidates, self.bonus, self.no_budget, 0)
+        else:
+            tree = tree_from_candidates(self, draft)
+        if not self.all_running:
+            tree.num_nodes.mul_(self.active)
+        return tree
+
+    @timed("verify")
+    def verify(self, tree: DraftTree) -> Verified:
+        """One target forward over the rows of the trees, and its greedy choice after every node."""
+        rows = ops.tree_rows(tree, self.prefix_len)
+        logits = self.model.forward(rows, tree, self.cache, self.prefix_len)
+        token = ops.argmax(logits)
+        if token.shape[0] == tree.token.numel():
+            return Verified(logits, token.view(tree.token.shape))
+        used = torch.arange(tree.token.shape[1], device=token.device) < tree.num_nodes.unsqueeze(1)
+        return Verified(logits, torch.full_like(tree.token, -1).masked_scatter_(used, token))
+
+    @timed("accept")
+    def accept(self, tree: DraftTree, verified: Verified) -> Accepted:
+        """Follow the target's choices down the trees and emit them."""
+        path, num_accepted, next_token = ops.tree_accept(tree, verified.target_token, tree.max_budget)
+        paths = [p[:n] for p, n in zip(path.tolist(), num_accepted.tolist(), strict=True)]
+        self._emit(tree, verified, paths)
+        must_move = any(p != list(range(1, len(p) + 1)) for p in paths)
+        return Accepted(path, num_accepted, next_token, must_move)
+
+    def _emit(self, tree: DraftTree, verified: Verified, paths: list[list[int]]) -> None:
+        running, target_token, num_nodes = self.running, verified.target_token.tolist(), tree.num_nodes.tolist()
+        emitted, first_row = [], 0
+        for stream in running:
+            s = stream.index
+            nodes = [0, *paths[s]]
+            tokens = stream.emit([target_token[s][node] for node in nodes])
+            stream.record_step(num_nodes[s], len(paths[s]), len(tokens))
+            emitted.append(tokens)
+            if self.return_logits:
+                stream.logits.append(verified.logits[[first_row + node for node in nodes[: len(tokens)]]])
+            first_row += num_nodes[s]
+        if any(s.finish_reason for s in running):
+            self._retire()
+        if self.on_step:
+            streams = [s.index for s in running]
+            paths = [paths[s] for s in streams]
+            self.on_step(StepRecord(self.num_steps, streams, tree, verified.target_token, paths, emitted))
+        self.num_steps += 1
+
+    @timed("compact")
+    def compact(self, accepted: Accepted) -> None:
+        """Move the accepted rows of the cache behind the prefix and lengthen it; what comes next is the new root."""
+        if accepted.must_move:
+            self.cache.compact(self.prefix_len, accepted.path, accepted.num_accepted)
+        self.prefix_len.add_(accepted.num_accepted).add_(self.active)
+        self.bonus = accepted.next_token if self.all_running else accepted.next_token.clamp_(min=0)

@@ -1,0 +1,35 @@
+"""Fixtures that several test folders share: the two models, loaded once per session."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+MODELS = ("tiny", "tiny2")
+
+
+@pytest.fixture(scope="session")
+def models():
+    """(name, dtype) -> Model, loaded on first use and kept for the session."""
+    from kdtree_nb import load_model
+
+    loaded = {}
+
+    def get(name: str, dtype: torch.dtype = torch.float32):
+        if (name, dtype) not in loaded:
+            loaded[name, dtype] = load_model(name, dtype=dtype)
+        return loaded[name, dtype]
+
+    return get
+
+
+@pytest.fixture(params=MODELS)
+def model(request, models):
+    """tiny, then tiny2, in FP32."""
+    return models(request.param)
+
+
+@pytest.fixture
+def tiny2(models):
+    """The model with odd sizes, in FP32."""
+    return models("tiny2")
