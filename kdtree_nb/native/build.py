@@ -27,21 +27,22 @@ from kdtree_nb.errors import KernelBuildError, KernelUnavailableError
 from kdtree_nb.native.toolchain import Toolchain, find_toolchain
 
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-ffp-contract=off")
-"""Compiler flags of every source. No fast-math: additions keep their order, and fma happens only where it is written."""
+"""Compiler flags of every source. No fast-math: additions keep their order; fma happens only where it is written."""
 
 LINK_FLAGS = ("-fopenmp", "-Wl,--no-undefined")
 
 LOCK_TIMEOUT_S = 600.0
 """How long to wait for another process that compiles the same kernels."""
 
-_BINDING_S = 10.0  # a file that includes torch's lean headers compiles in about this time; one without, in well under 1 s
+_BINDING_S = 10.0  # a file that includes torch's lean headers compiles in about this time
+_KERNEL_S = 1.0  # and one without
 
 Report = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Build:
-    """A loaded library: its torch.ops namespace, its path, and the seconds its compilation took (0.0 from the cache)."""
+    """A library: its torch.ops namespace, its path, and the seconds that compiling it took (0.0 from the cache)."""
 
     namespace: str
     path: Path
@@ -70,9 +71,9 @@ def load(kernels: Path | None = None, cache: Path | None = None, report: Report 
     """Load the native kernels, compiling them when the cache has no library for these sources and this machine.
 
     Loads once per process, from any thread; later calls return the same Build. `kernels` is the source folder (default
-    `kernels_dir()`), `cache` the folder of compiled libraries (default `cache_dir()`), `report` receives progress lines.
-    Raises KernelBuildError when the kernels cannot be built, KernelUnavailableError when the sources have changed since
-    this process loaded them.
+    `kernels_dir()`), `cache` the folder of compiled libraries (default `cache_dir()`); `report` receives progress
+    lines. Raises KernelBuildError when the kernels cannot be built, KernelUnavailableError when the sources have changed
+    since this process loaded them.
     """
     with _process.lock:
         root = kernels or _process.kernels or kernels_dir()
@@ -175,8 +176,8 @@ def _compile(root: Path, toolchain: Toolchain, name: str, folder: Path, report: 
     files = [path for device in device_kinds() for path in sources(root, device)]
     _check_stems(root, files)
     jobs = int(os.environ.get("MAX_JOBS", "2"))
-    num_bindings = sum(path.parent.name == "bind" for path in files)
-    report(f"compiling native kernels (about {_BINDING_S * -(-num_bindings // jobs) + 2:.0f} s, once) into {folder}")
+    work_s = sum(_BINDING_S if path.parent.name == "bind" else _KERNEL_S for path in files)
+    report(f"compiling native kernels (about {work_s / jobs:.0f} s, once) into {folder}")
     start = time.perf_counter()
     build_dir = Path(tempfile.mkdtemp(prefix="build-", dir=folder))
     try:
@@ -219,9 +220,12 @@ def _shorten(text: str, width: int = 500) -> str:
 def _check_stems(root: Path, files: list[Path]) -> None:
     stems = [(path.stem, path.suffix) for path in files]
     twice = sorted({stem for stem, suffix in stems if stems.count((stem, suffix)) > 1})
-    if twice or not files:
-        problem = f"sources with the same stem {twice}: object files would overwrite each other" if twice else "no sources"
-        raise KernelBuildError(f"native kernels: {problem} in {root}")
+    if not files:
+        raise KernelBuildError(f"native kernels: no sources in {root}. Reinstall kdtree_nb.")
+    if twice:
+        raise KernelBuildError(
+            f"native kernels: stems used twice in {root}: {twice}. Rename one of each; objects share names."
+        )
 
 
 def _make(folder: Path) -> Path:
