@@ -116,8 +116,8 @@ def _draw_nodes(
     for node, label in enumerate(labels):
         colour = GREEN if node in path else BLUE
         box = {"boxstyle": "round,pad=0.28", "facecolor": colour, "edgecolor": colour, "alpha": 1.0}
-        if node not in path and path:  # a rejected node: dashed outline, so that colour is not the only difference
-            box |= {"facecolor": REJECTED, "edgecolor": GREY, "linestyle": "--"}
+        if node not in path and path:  # rejected: plain type, thin edge
+            box |= {"facecolor": REJECTED, "edgecolor": REJECTED}
         ax.text(
             columns[node],
             -depths[node],

@@ -153,7 +153,7 @@ def _compared(calls: list[Any]) -> dict[str, int]:
     generations = [g for result in calls for g in (result if isinstance(result, list) else [result])]
     tokens = [t for g in generations for t in g.tokens]
     accepted = sum(sum(g.stats.accepted_per_step) for g in generations)
-    drafted = sum(sum(g.stats.nodes_per_step) for g in generations)
+    drafted = sum(n - 1 for g in generations for n in g.stats.nodes_per_step)  # without the roots
     return {"tokens": len(tokens), "distinct": len(set(tokens)), "accepted": accepted, "rejected": drafted - accepted}
 
 

@@ -87,7 +87,7 @@ def _size_problems(notebook: Notebook) -> Iterator[str]:
     for cell in cells:
         lines = len(source_text(cell).split("\n"))
         if lines > MAX_VISIBLE_LINES and not tags(cell) & HIDING_TAGS:
-            yield f"cell {cell['id']}: {lines} visible lines, expected at most {MAX_VISIBLE_LINES} or the tag hide-input"
+            yield f"cell {cell['id']}: {lines} lines, expected at most {MAX_VISIBLE_LINES} or the tag hide-input"
     if not any(_calls(cell, "use_theme") for cell in cells):
         yield "viz.use_theme() is never called"
 

@@ -14,7 +14,7 @@ REFERENCE_STEP = 1e-3
 
 
 def output_names(result: Any) -> list[str]:
-    """Names of the separate outputs of a result: dataclass or tuple fields, tuple positions, [""] for a single value."""
+    """Names of the separate outputs of a result: fields, tuple positions, or [""] for a single value."""
     if dataclasses.is_dataclass(result):
         return [f.name for f in dataclasses.fields(result) if _spoilable(getattr(result, f.name))]
     if isinstance(result, tuple):
