@@ -76,9 +76,7 @@ class ReferenceModel:
         x = embed(self.embed_tokens, rows.token)
         for layer, layer_cache in zip(self.layers, cache, strict=True):
             h = rms_norm(x, layer.input_norm, config.rms_norm_eps, rounding)
-            x = mla_absorbed(
-                h, layer.attention, config, self.cos_sin, layer_cache, rows, tree, prefix_len, x, rounding
-            )
+            x = mla_absorbed(h, layer.attention, config, self.cos_sin, layer_cache, rows, tree, prefix_len, x, rounding)
             h = rms_norm(x, layer.post_attention_norm, config.rms_norm_eps, rounding)
             x = feed_forward(h, layer.feed_forward, config, x, rounding)
         return linear(rms_norm(x, self.norm, config.rms_norm_eps, rounding), self.lm_head)
@@ -107,14 +105,15 @@ class ReferenceModel:
         """Greedy decoding of one prompt: (tokens, logits [n, V] they were chosen from). See `generate_batch`."""
         return self.generate_batch([prompt], num_tokens)[0]
 
-    def generate_batch(
-        self, prompts: Sequence[Sequence[int]], num_tokens: int
-    ) -> list[tuple[list[int], np.ndarray]]:
+    def generate_batch(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[tuple[list[int], np.ndarray]]:
         """Greedy decoding of S prompts together: per stream (tokens, logits [n, V]).
 
         n = num_tokens, or fewer if an end-of-text token comes: it is emitted and the last one.
         """
-        state = self.prefill(prompts, max(map(len, prompts), default=0) + num_tokens)
+        num_slots = max(map(len, prompts), default=0) + num_tokens - 1  # the last token is never an input
+        if num_slots > len(self.cos_sin):
+            raise ValueError(f"generate: expected at most {len(self.cos_sin)} input positions, got {num_slots}")
+        state = self.prefill(prompts, num_slots)
         bonus = np.array([prompt[-1] for prompt in prompts])
         tokens = np.empty((len(prompts), num_tokens), np.int64)
         logits = np.empty((len(prompts), num_tokens, self.config.vocab_size), self.precision.dtype)
