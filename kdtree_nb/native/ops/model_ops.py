@@ -1,8 +1,9 @@
 """Operations of the target model: thin typed faces over the native operators, and their fake kernels.
 
-Wrong types, shapes and values raise ValueError in the native binding; a face only orders arguments. "float" below is f32
-or bf16, the same for all float arguments of a call. T rows of one forward pass, D hidden size, H heads, C kv_lora_rank,
-R qk_rope_head_dim, E experts, I expert width, V vocabulary, S streams, P slots, N tree slots, L draft depth.
+Wrong types, shapes and values raise ValueError in the native binding; a face only orders arguments. "float" below is
+f32 or bf16, the same for all float arguments of a call. T rows of one forward pass, D hidden size, H heads,
+C kv_lora_rank, R qk_rope_head_dim, E experts, I expert width, V vocabulary, S streams, P slots, N tree slots,
+L draft depth.
 A row of a result has the same bits whatever other rows it is computed beside, and on any number of threads.
 """
 
@@ -54,7 +55,7 @@ def embed(weight: Tensor, token: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) · weight per row: x float [T, D] (rows may be strided), weight float [D] -> float [T, D]."""
+    """x / sqrt(mean(x²) + eps) · weight: x float [T, D] (rows may be strided), weight float [D] -> float [T, D]."""
     return native.rms_norm(x, weight, eps)
 
 
@@ -84,8 +85,8 @@ def linear_heads(x: Tensor, packed: PackedLinear) -> Tensor:
 def rope(x: Tensor, cos_sin: Tensor, position: Tensor) -> Tensor:
     """Rotate pairs (i, i + R/2) by the angle of the row's position.
 
-    x float [T, H, R] (rows and heads may be strided), cos_sin f32 [P, R] (R/2 cosines, then R/2 sines), position i32 [T]
-    -> float [T, H, R]. Raises ValueError for a position outside the table.
+    x float [T, H, R] (rows and heads may be strided), cos_sin f32 [P, R] (R/2 cosines, then R/2 sines),
+    position i32 [T] -> float [T, H, R]. Raises ValueError for a position outside the table.
     """
     return native.rope(x, cos_sin, position)
 
@@ -113,11 +114,11 @@ def moe_route(
     renormalize: bool = False,
     scaling_factor: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """The top_k experts of each row: logits f32 [T, E], bias f32 [E] -> (expert_id i32 [T, top_k] ascending, weight f32).
+    """The top_k experts of each row: logits f32 [T, E], bias f32 [E] -> (expert_id i32, weight f32), both [T, top_k].
 
-    Scores are the softmax over all experts or each logit's sigmoid; the bias takes part in the selection only. Weights are
-    the scores, divided by (sum + 1e-20) if `renormalize`, times scaling_factor. Equal scores: the lower id first.
-    Raises ValueError for another scoring or a top_k outside 1 … E.
+    Ids ascend. Scores are the softmax over all experts or each logit's sigmoid; the bias takes part in the selection
+    only. Weights are the scores, divided by (sum + 1e-20) if `renormalize`, times scaling_factor. Equal scores: the
+    lower id first. Raises ValueError for another scoring or a top_k outside 1 … E.
     """
     code = _SCORINGS.get(scoring)
     if code is None:
@@ -133,9 +134,10 @@ def pack_experts(
     shared_up: Tensor | None = None,
     shared_down: Tensor | None = None,
 ) -> PackedExperts:
-    """Pack experts once at load: gate and up float [E, I, D], down [E, D, I]; shared_gate, shared_up [S, D], shared_down [D, S].
+    """Pack experts once at load: gate and up float [E, I, D], down [E, D, I].
 
-    Raises ValueError unless the shared expert has all three matrices or none.
+    The shared expert: shared_gate and shared_up float [S, D], shared_down [D, S]. Raises ValueError unless it has all
+    three or none.
     """
     shared = (shared_gate, shared_up, shared_down)
     if any(part is None for part in shared) and any(part is not None for part in shared):
@@ -152,9 +154,10 @@ def pack_experts(
 def moe_experts(
     x: Tensor, experts: PackedExperts, expert_id: Tensor, weight: Tensor, residual: Tensor | None = None
 ) -> Tensor:
-    """Σ weight · expert(x) + shared(x) (+ residual): x float [T, D], expert_id i32 and weight f32 [T, top_k] -> float [T, D].
+    """Σ weight · expert(x) + shared(x) (+ residual): x, residual float [T, D] -> float [T, D].
 
-    Experts are added in order of id, the shared one last. Raises ValueError for an expert id outside 0 … E-1.
+    expert_id i32 and weight f32 [T, top_k], as `moe_route` returns them. Experts are added in order of id, the shared
+    one last. Raises ValueError for an expert id outside 0 … E-1.
     """
     gate_up, down, shared_gate_up, shared_down, width, shared_width = experts
     return native.moe_experts(
@@ -165,8 +168,8 @@ def moe_experts(
 def cache_append(cache: Tensor, latent: Tensor, k_rope: Tensor, stream: Tensor, slot: Tensor) -> None:
     """cache[stream[t], slot[t]] = [latent[t], k_rope[t]] in place.
 
-    cache float [S, P, C+R] of one layer, latent float [T, C], k_rope float [T, R], stream and slot i32 [T]. Raises ValueError
-    for a stream or slot outside the cache, before anything is written.
+    cache float [S, P, C+R] of one layer, latent float [T, C], k_rope float [T, R], stream and slot i32 [T]. Raises
+    ValueError for a stream or slot outside the cache, before anything is written.
     """
     native.cache_append(cache, latent, k_rope, stream, slot)
 
@@ -174,9 +177,9 @@ def cache_append(cache: Tensor, latent: Tensor, k_rope: Tensor, stream: Tensor, 
 def cache_compact(cache: Tensor, prefix_len: Tensor, accepted_path: Tensor, num_accepted: Tensor) -> None:
     """Move the accepted nodes' rows of every layer to directly behind the root, in place.
 
-    Slot prefix_len + 1 + j receives slot prefix_len + accepted_path[j] for j < num_accepted. cache float [layers, S, P, C+R],
-    prefix_len and num_accepted i32 [S], accepted_path i32 [S, L] node indices without the root. Raises ValueError for
-    indices that do not ascend from 1 or leave the cache, before anything is moved.
+    Slot prefix_len + 1 + j receives slot prefix_len + accepted_path[j] for j < num_accepted. cache float
+    [layers, S, P, C+R], prefix_len and num_accepted i32 [S], accepted_path i32 [S, L] node indices without the root.
+    Raises ValueError for indices that do not ascend from 1 or leave the cache, before anything is moved.
     """
     native.cache_compact(cache, prefix_len, accepted_path, num_accepted)
 
@@ -186,9 +189,9 @@ def verify_attn(
 ) -> Tensor:
     """Attention of tree nodes: each row sees the prefix of its stream, its ancestors and itself.
 
-    softmax(scale · (q_latent · latent + q_rope · k_rope)) · latent. q_latent float [T, H, C], q_rope float [T, H, R], cache
-    float [S, P, C+R] of one layer, prefix_len i32 [S] -> float [T, H, C]. Slots that a row does not see are not read.
-    Raises ValueError for streams, nodes or slots outside their arrays and for invalid parents.
+    softmax(scale · (q_latent · latent + q_rope · k_rope)) · latent. q_latent float [T, H, C], q_rope float [T, H, R],
+    cache float [S, P, C+R] of one layer, prefix_len i32 [S] -> float [T, H, C]. Slots that a row does not see are not
+    read. Raises ValueError for streams, nodes or slots outside their arrays and for invalid parents.
     """
     return native.verify_attn(
         q_latent, q_rope, cache, rows.stream, rows.node, tree.parent, tree.depth, prefix_len, scale
