@@ -72,8 +72,8 @@ def load(kernels: Path | None = None, cache: Path | None = None, report: Report 
 
     Loads once per process, from any thread; later calls return the same Build. `kernels` is the source folder (default
     `kernels_dir()`), `cache` the folder of compiled libraries (default `cache_dir()`); `report` receives progress
-    lines. Raises KernelBuildError when the kernels cannot be built, KernelUnavailableError when the sources have changed
-    since this process loaded them.
+    lines. Raises KernelBuildError when the kernels cannot be built, KernelUnavailableError when the sources have
+    changed since this process loaded them.
     """
     with _process.lock:
         root = kernels or _process.kernels or kernels_dir()

@@ -1,4 +1,4 @@
-"""Typed faces of the native operations. The first call compiles and loads the kernels (`kdtree_nb.native.load`)."""
+"""Typed faces of the native operations. The first call of any compiles and loads the kernels."""
 
 from kdtree_nb.native.ops.model_ops import (
     PackedExperts,

@@ -48,9 +48,9 @@ def tree_build(
     """The trees of the budget[b] heaviest prefixes, nodes in best-first order.
 
     log_probs f32 [B, L, K] and token_ids i64 [B, L, K]: the candidates of each depth, best first. bonus i64 [B]: the
-    root tokens. budget: one int, or i32 [B], nodes besides the root. max_budget sizes the arrays; by default the largest
-    budget. Raises ValueError for budgets outside 0 … max_budget ≤ 1023, and for a row of candidates that is NaN,
-    positive, increasing or repeats a token id.
+    root tokens. budget: one int, or i32 [B], nodes besides the root. max_budget sizes the arrays; by default the
+    largest budget. Raises ValueError for budgets outside 0 … max_budget ≤ 1023, and for a row of candidates that is
+    NaN, positive, increasing or repeats a token id.
     """
     if isinstance(budget, int):
         if max_budget is None:
