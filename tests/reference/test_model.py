@@ -112,6 +112,8 @@ def test_end_of_text_is_the_last_token(greedy):
     stopped, logits = model.generate(PROMPTS[2], 32)
     assert stopped == tokens[: end + 1] and logits.shape == (end + 1, 331)
     assert np.abs(logits - greedy[2][1][: end + 1]).max() <= 1e-12
+    assert model.generate(PROMPTS[2], 32, stop_token_ids=())[0] == tokens
+    assert model.generate(PROMPTS[2], 32, stop_token_ids=tokens[:1])[0] == tokens[:1]
 
 
 @pytest.mark.parametrize(
