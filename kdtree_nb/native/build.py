@@ -175,29 +175,36 @@ def build_library(root: Path, cache: Path, report: Report, lock_timeout_s: float
 def _compile(root: Path, toolchain: Toolchain, name: str, folder: Path, report: Report) -> float:
     files = [path for device in device_kinds() for path in sources(root, device)]
     _check_stems(root, files)
-    jobs = int(os.environ.get("MAX_JOBS", "2"))
+    jobs = num_jobs()
     work_s = sum(_BINDING_S if path.parent.name == "bind" else _KERNEL_S for path in files)
     report(f"compiling native kernels (about {work_s / jobs:.0f} s, once) into {folder}")
     start = time.perf_counter()
     build_dir = Path(tempfile.mkdtemp(prefix="build-", dir=folder))
     try:
-        _run_compiler(files, toolchain, name, build_dir, jobs)
+        library = _run_compiler(files, toolchain, name, build_dir, jobs)
         compile_s = time.perf_counter() - start
         record = {"compile_s": round(compile_s, 1), "compiler": toolchain.compiler_version, "torch": torch.__version__}
         (folder / "build.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
-        os.replace(build_dir / f"{name}.so", folder / f"{name}.so")
+        os.replace(library, folder / f"{name}.so")
     finally:
         shutil.rmtree(build_dir, ignore_errors=True)
     return compile_s
 
 
-def _run_compiler(files: list[Path], toolchain: Toolchain, name: str, build_dir: Path, jobs: int) -> None:
+def num_jobs() -> int:
+    """Compilers to run at once: $MAX_JOBS, else 2, since each takes more than 1 GB."""
+    chosen = os.environ.get("MAX_JOBS", "")
+    return int(chosen) if chosen.isdigit() and int(chosen) > 0 else 2
+
+
+def _run_compiler(files: list[Path], toolchain: Toolchain, name: str, build_dir: Path, jobs: int) -> str:
+    """Compile, link and load. Returns the library's path, which has another stem when this process tried before."""
     from torch.utils import cpp_extension  # costs 0.2 s, and is needed only to compile
 
     path = f"{toolchain.ninja_dir}{os.pathsep}{os.environ.get('PATH', '')}"
     with _environment(PATH=path, CXX=toolchain.compiler, MAX_JOBS=str(jobs)):
         try:
-            cpp_extension.load(
+            return cpp_extension.load(
                 name,
                 [str(file) for file in files],
                 extra_cflags=[*FLAGS, f"-DKDTREE_NS={name}"],
@@ -207,8 +214,8 @@ def _run_compiler(files: list[Path], toolchain: Toolchain, name: str, build_dir:
             )
         except (RuntimeError, OSError) as error:
             raise KernelBuildError(
-                f"native kernels: compiling with {toolchain.compiler_version} failed. The compiler says:\n"
-                f"{_shorten(str(error.__cause__ or '') if isinstance(error, OSError) else str(error))}"
+                f"native kernels: compiling with {toolchain.compiler_version} failed:\n"
+                f"{_shorten(str(error.__cause__ if isinstance(error, OSError) and error.__cause__ else error))}"
             ) from error
 
 
