@@ -26,8 +26,10 @@ int check_compact(const CacheCompactArgs& a) {
 }  // namespace
 
 int cache_append_cpu(const CacheAppendArgs& a) {
-  for (int64_t t = 0; t < a.num_rows; ++t)
-    if (a.stream[t] < 0 || a.stream[t] >= a.num_streams || a.slot[t] < 0 || a.slot[t] >= a.num_slots) return kOutOfRange;
+  for (int64_t t = 0; t < a.num_rows; ++t) {
+    const int64_t stream = a.stream[t], slot = a.slot[t];
+    if (stream < 0 || stream >= a.num_streams || slot < 0 || slot >= a.num_slots) return kOutOfRange;
+  }
   const int64_t latent_bytes = a.latent_dim * element_bytes(a.dtype), rope_bytes = a.rope_dim * element_bytes(a.dtype);
   for (int64_t t = 0; t < a.num_rows; ++t) {
     char* row = static_cast<char*>(a.cache) + (a.stream[t] * a.num_slots + a.slot[t]) * (latent_bytes + rope_bytes);

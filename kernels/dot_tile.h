@@ -73,7 +73,8 @@ inline void with_constant(int count, Visit&& visit) {
   visit(std::integral_constant<int, kMax>());
 }
 
-// Cuts `count` rows into the fewest tiles of at most kTileRows, all of nearly the same height: visit(first row, constant height).
+// Cuts `count` rows into the fewest tiles of at most kTileRows, all of nearly the same height: visit(first row, height),
+// the height a constant.
 template <class Visit>
 inline void for_row_tiles(int64_t count, Visit&& visit) {
   const int64_t num_tiles = (count + kTileRows - 1) / kTileRows;

@@ -29,7 +29,8 @@ struct Target {
 
 // `num_rows` rows, the first at target.row, times kBlocks neighbouring packed blocks.
 template <int kBlocks, class Float>
-void panel(const float* const* x, int64_t num_rows, const Float* weight, const Segments& segments, const Target& target) {
+void panel(const float* const* x, int64_t num_rows, const Float* weight, const Segments& segments,
+           const Target& target) {
   for_row_tiles(num_rows, [&](int64_t begin, auto height) {
     tile_totals<height, kBlocks>(x + begin, weight, target.args.num_in, segments, [&](int r, int b, Vec16 total) {
       if (target.args.out_dtype == kF32)
@@ -54,7 +55,7 @@ inline void point_at_rows(const Bf16* x, int64_t stride, int64_t num_rows, int64
   }
 }
 
-// One thread's share: all rows of [row_begin, row_end) times the packed blocks [block_begin, block_end), counted over groups.
+// One thread's share: rows [row_begin, row_end) times packed blocks [block_begin, block_end), counted over all groups.
 template <class Float>
 void linear_share(const LinearArgs& a, const Segments& segments, int64_t row_begin, int64_t row_end,
                   int64_t block_begin, int64_t block_end, float* scratch) {

@@ -31,7 +31,7 @@ struct Plan {
   std::vector<int32_t> row;         // per pair
   std::vector<float> weight;        // per pair
   std::vector<const float*> x;      // per pair: the row's D inputs in FP32
-  std::vector<float*> hidden;       // per pair: 2 * width values, gates then ups; after swiglu the first `width` are the product
+  std::vector<float*> hidden;       // per pair: 2 * width values, gates then ups; swiglu's product replaces the gates
   std::unique_ptr<float[]> hidden_values, widened;
 };
 
@@ -96,7 +96,8 @@ void gate_up_panel(const Plan<Float>& plan, const Expert<Float>& expert, int64_t
       const int64_t pair = expert.first_pair + begin;
       const auto emit = [&](int r, int b, Vec16 total) {
         const int64_t n = first_out + b * kLanes;
-        store_first(rounded(total, static_cast<const Float*>(nullptr)), plan.hidden[pair + r] + n, 2 * expert.width - n);
+        total = rounded(total, static_cast<const Float*>(nullptr));
+        store_first(total, plan.hidden[pair + r] + n, 2 * expert.width - n);
       };
       tile_totals<height, blocks>(&plan.x[pair], expert.gate_up + first_out * dim, dim, segments, emit);
     });
@@ -112,7 +113,7 @@ void swiglu_pair(float* hidden, int64_t width) {
   }
 }
 
-// Outputs [16 * block, …) of all rows: sums[row][segment][16 * width], expert after expert, then the tree over the segments.
+// Outputs [16 * block, …) of all rows: sums[row][segment][16 * kBlocks], expert after expert, then the tree over segments.
 template <class Float, int kBlocks>
 void down_panel(const MoeExpertsArgs& a, const Plan<Float>& plan, int64_t block, float* sums) {
   constexpr int64_t kRowSums = kNumSegments * kBlocks * kLanes;

@@ -7,14 +7,14 @@
 
 namespace kdtree {
 
-// Threads worth waking for `work` multiply-adds: a parallel region costs about a microsecond, and so does this much work.
+// Threads worth waking for `work` multiply-adds: a parallel region costs about a microsecond, as this much work does.
 constexpr int64_t kMinWorkPerThread = 32 * 1024;
 
 inline int threads_for(int64_t work, int num_threads) {
   return int(std::max<int64_t>(1, std::min<int64_t>(num_threads, work / kMinWorkPerThread)));
 }
 
-// Runs body(thread) for thread = 0 … num_threads-1, at the same time where it can; one thread enters no parallel region.
+// Runs body(thread) for thread = 0 … num_threads-1 at the same time; one thread enters no parallel region.
 template <class Body>
 inline void run_threads(int num_threads, Body&& body) {
   if (num_threads <= 1) return body(0);

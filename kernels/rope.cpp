@@ -21,10 +21,12 @@ template <class Float>
 void rope(const RopeArgs& a) {
   const int num_threads = threads_for(a.num_rows * a.num_heads * a.dim, a.num_threads);
   run_threads(num_threads, [&](int thread) {
-    for (int64_t t = a.num_rows * thread / num_threads; t < a.num_rows * (thread + 1) / num_threads; ++t)
+    for (int64_t t = a.num_rows * thread / num_threads; t < a.num_rows * (thread + 1) / num_threads; ++t) {
+      const float* cos_sin = a.cos_sin + a.position[t] * a.dim;
       for (int64_t h = 0; h < a.num_heads; ++h)
-        rotate(static_cast<const Float*>(a.x) + t * a.x_row_stride + h * a.x_head_stride,
-               a.cos_sin + a.position[t] * a.dim, static_cast<Float*>(a.out) + (t * a.num_heads + h) * a.dim, a.dim / 2);
+        rotate(static_cast<const Float*>(a.x) + t * a.x_row_stride + h * a.x_head_stride, cos_sin,
+               static_cast<Float*>(a.out) + (t * a.num_heads + h) * a.dim, a.dim / 2);
+    }
   });
 }
 

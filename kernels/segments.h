@@ -22,8 +22,8 @@ struct Segments {
 };
 
 // Adds segment sums that arrive in order 0 … 7 as ((0+1)+(2+3))+((4+5)+(6+7)), holding at most kFoldLevels partial sums.
-// `combine(level)` must do running = partial[level] + running, `keep(level)` partial[level] = running, where `running` is the
-// sum of the segment that has just arrived. After segment 7 it is the total.
+// `combine(level)` must do running = partial[level] + running, and `keep(level)` partial[level] = running, where `running`
+// is the sum of the segment that has just arrived. After segment 7 it is the total.
 template <class Combine, class Keep>
 inline void fold_segment(int segment, Combine&& combine, Keep&& keep) {
   int level = 0;

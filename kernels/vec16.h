@@ -37,7 +37,9 @@ inline Vec16 fma(Vec16 a, Vec16 b, Vec16 c) { return {_mm512_fmadd_ps(a.v, b.v, 
 // The larger (smaller) lane; where either is NaN, the lane of b.
 inline Vec16 max(Vec16 a, Vec16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline Vec16 min(Vec16 a, Vec16 b) { return {_mm512_min_ps(a.v, b.v)}; }
-inline Vec16 round_to_int(Vec16 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+inline Vec16 round_to_int(Vec16 a) {
+  return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
 // 2^n for whole n in -126 … 127.
 inline Vec16 exp2_int(Vec16 n) {
   const __m512i bits = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
@@ -45,7 +47,7 @@ inline Vec16 exp2_int(Vec16 n) {
 }
 // Lanes below `count` from a, the others from b.
 inline Vec16 first_lanes(int64_t count, Vec16 a, Vec16 b) {
-  const __mmask16 mask = count >= kLanes ? 0xffff : __mmask16((1u << count) - 1);
+  const __mmask16 mask = count >= kLanes ? 0xffff : count <= 0 ? 0 : __mmask16((1u << count) - 1);
   return {_mm512_mask_blend_ps(mask, b.v, a.v)};
 }
 inline bool any_nan(Vec16 a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q) != 0; }
@@ -262,7 +264,7 @@ inline Vec16 rounded(Vec16 a, const Bf16*) {
 }
 
 // e^x within 1.5 ulp, correct at ±inf and NaN, gradual underflow; bodies and tails of all kernels use this one form.
-// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by a polynomial of degree 7; times 2^n in two factors so that n may be -150 … 128.
+// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by a polynomial of degree 7; times 2^n in two factors, as n may be -150 … 128.
 inline Vec16 exp(Vec16 x) {
   x = max(Vec16::all(-104.0f), x);
   x = min(Vec16::all(89.0f), x);

@@ -2,9 +2,9 @@
 //
 // Order of additions, a constant of the project: keys lie in leaves of 64, aligned to absolute positions. A score is summed
 // in 16 lanes (lane = i mod 16 over the row [latent, k_rope], closed by sum_lanes). In a leaf m = max score, p = exp(s - m),
-// l sums p in 16 lanes (lane = key mod 16, closed by sum_lanes), acc sums p * latent in key order by fma. Leaves are folded in
-// order of position: (m, l, acc) of two parts become m' = max, scaled by exp(m - m'). Nothing of this depends on the other
-// rows, on the heads, on the threads or on how keys are gathered. BF16: p is rounded for acc, not for l.
+// l sums p in 16 lanes (lane = key mod 16, closed by sum_lanes), acc sums p * latent in key order by fma. Leaves are folded
+// in order of position: (m, l, acc) of two parts get the common maximum m', scaled by exp(m - m'). Nothing of this depends
+// on the other rows, on the heads, on the threads or on how keys are gathered. BF16: p is rounded for acc, not for l.
 #include <atomic>
 #include <cmath>
 #include <limits>
@@ -67,7 +67,10 @@ template <class Float>
 class Attention {
  public:
   explicit Attention(const VerifyAttnArgs& args)
-      : a(args), width(args.latent_dim + args.rope_dim), row_size(round_up(width)), latent_size(round_up(args.latent_dim)) {}
+      : a(args),
+        width(args.latent_dim + args.rope_dim),
+        row_size(round_up(width)),
+        latent_size(round_up(args.latent_dim)) {}
 
   // All leaves of one block of queries. Returns a Status.
   int run(const Block& block, Scratch& scratch) const {

@@ -54,7 +54,7 @@ inline void expect_contiguous(const char* op, const char* name, const at::Tensor
 
 // For inputs that may be views into wider rows: only the innermost dimension must be dense.
 inline void expect_dense_rows(const char* op, const char* name, const at::Tensor& t) {
-  TORCH_CHECK_VALUE(t.dim() > 0 && (t.size(-1) <= 1 || t.stride(-1) == 1), op, ": ", name,
+  TORCH_CHECK_VALUE(t.dim() > 0 && (t.size(-1) <= 1 || t.stride(-1) == 1 || t.numel() == 0), op, ": ", name,
                     ": expected stride 1 in the last dimension, got strides ", t.strides(), " for shape ", t.sizes());
 }
 

@@ -64,7 +64,8 @@ Tensor pack_linear(const Tensor& weight) {
   expect_array(op, "weight", weight, weight.scalar_type(), {-1, -1, -1}, "[G, N, K]");
   const int64_t num_groups = weight.size(0), num_out = weight.size(1), num_in = weight.size(2);
   Tensor packed = new_cpu({num_groups, num_packed_blocks(num_out), num_in, kPackedOutputs}, weight.scalar_type());
-  expect_ok(op, pack_linear_cpu({weight.const_data_ptr(), packed.mutable_data_ptr(), num_groups, num_out, num_in, dtype}));
+  expect_ok(op, pack_linear_cpu({weight.const_data_ptr(), packed.mutable_data_ptr(), num_groups, num_out, num_in,
+                                 dtype}));
   return packed;
 }
 
