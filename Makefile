@@ -34,7 +34,6 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "kdtree_nb needs Python 3.11 or newer; set PYTHON=")'
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[dev]'
-	$(VENV)/bin/python -m ipykernel install --sys-prefix --name python3 --display-name 'Python 3 (ipykernel)'
 	touch $@
 
 kernels: env  ## compile the native kernels, once
