@@ -101,8 +101,11 @@ def opcheck():
 
 @pytest.fixture
 def fma32():
-    """fma32(a, b, c) -> a * b + c on float32 arrays, rounded once: exact product and sum in float64 with its last bit made
-    odd when inexact, so that the second rounding (to float32) sees on which side of a tie the value lies."""
+    """fma32(a, b, c) -> a * b + c on float32 arrays, rounded once.
+
+    The product is exact in float64. The sum's last bit is made odd when it is inexact, so that the second rounding (to
+    float32) sees on which side of a tie the value lies.
+    """
 
     def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
         product, addend = np.float64(a) * np.float64(b), np.float64(c)
