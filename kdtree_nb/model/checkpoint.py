@@ -103,15 +103,16 @@ def _build(config: ModelConfig, weights: Weights, device: str | torch.device, dt
 def _layer(config: ModelConfig, read: _Reader, index: int, cos_sin: torch.Tensor) -> Layer:
     prefix = f"model.layers.{index}."
     feed_forward = _dense if config.is_dense_layer(index) else _moe
-    return Layer(_attention(config, read, prefix, cos_sin), feed_forward(config, read, prefix))
+    return Layer(_attention(config, read, index, cos_sin), feed_forward(config, read, prefix))
 
 
-def _attention(config: ModelConfig, read: _Reader, prefix: str, cos_sin: torch.Tensor) -> Attention:
+def _attention(config: ModelConfig, read: _Reader, index: int, cos_sin: torch.Tensor) -> Attention:
     H, D, C, v = config.num_attention_heads, config.hidden_size, config.kv_lora_rank, config.v_head_dim
-    name = prefix + "self_attn."
+    name = f"model.layers.{index}.self_attn."
     return Attention(
         config,
-        norm=read(prefix + "input_layernorm.weight", D),
+        layer=index,
+        norm=read(f"model.layers.{index}.input_layernorm.weight", D),
         q_proj=read(name + "q_proj.weight", H * config.q_head_dim, D),
         kv_a=read(name + "kv_a_proj_with_mqa.weight", config.latent_dim, D),
         kv_norm=read(name + "kv_a_layernorm.weight", C),

@@ -21,7 +21,7 @@ class LatentCache:
             raise ValueError(f"LatentCache: expected at least 1 stream and 1 slot, got {num_streams} and {num_slots}")
         shape = (config.num_hidden_layers, num_streams, num_slots, config.latent_dim)
         self.data = torch.empty(shape, dtype=dtype, device=device)
-        self.layers = self.data.unbind(0)
+        self.layers = [self.data[i] for i in range(config.num_hidden_layers)]
         self.num_streams = num_streams
         self.num_slots = num_slots
 
@@ -30,16 +30,11 @@ class LatentCache:
         """Memory of the cache in bytes."""
         return self.data.numel() * self.data.element_size()
 
-    def check_capacity(self, num_tokens: int) -> None:
-        """Raises ValueError unless every stream has room for `num_tokens`, committed and drafted together."""
-        if num_tokens > self.num_slots:
-            raise ValueError(
-                f"LatentCache: expected at most {self.num_slots} tokens per stream (committed and drafted), got "
-                f"{num_tokens}; make the cache larger (max_seq_len + 1 + budget slots) or the tree smaller"
-            )
-
     def append(self, layer: int, latent: torch.Tensor, k_rope: torch.Tensor, rows: ops.Rows) -> None:
-        """Write latent [T, C] and k_rope [T, R] of one layer at the rows' streams and slots."""
+        """Write latent [T, C] and k_rope [T, R] of one layer at the rows' streams and slots.
+
+        Raises ValueError on a slot beyond the end: a cache needs max_seq_len + 1 + budget slots at most.
+        """
         ops.cache_append(self.layers[layer], latent, k_rope, rows.stream, rows.slot)
 
     def compact(self, prefix_len: torch.Tensor, accepted_path: torch.Tensor, num_accepted: torch.Tensor) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from kdtree_nb.config import ModelConfig
+from kdtree_nb.model.latent_cache import LatentCache
 from kdtree_nb.native import ops
 from kdtree_nb.tree import DraftTree
 
@@ -29,11 +30,12 @@ class Attention:
     """
 
     def __init__(
-        self, config: ModelConfig, norm: torch.Tensor, q_proj: torch.Tensor, kv_a: torch.Tensor,
+        self, config: ModelConfig, layer: int, norm: torch.Tensor, q_proj: torch.Tensor, kv_a: torch.Tensor,
         kv_norm: torch.Tensor, kv_b: torch.Tensor, o_proj: torch.Tensor, cos_sin: torch.Tensor,
     ) -> None:  # fmt: skip
         H, nope, rope = config.num_attention_heads, config.qk_nope_head_dim, config.qk_rope_head_dim
         C, v = config.kv_lora_rank, config.v_head_dim
+        self.layer = layer
         self.eps, self.scale = config.rms_norm_eps, config.softmax_scale
         self.norm, self.kv_norm, self.cos_sin = norm, kv_norm, cos_sin
         q_nope, q_rope = q_proj.view(H, nope + rope, -1).split([nope, rope], dim=1)
@@ -50,17 +52,17 @@ class Attention:
         self.value_dim = H * v
 
     def __call__(
-        self, x: torch.Tensor, rows: ops.Rows, tree: DraftTree, cache: torch.Tensor, prefix_len: torch.Tensor
+        self, x: torch.Tensor, rows: ops.Rows, tree: DraftTree, cache: LatentCache, prefix_len: torch.Tensor
     ) -> torch.Tensor:
-        """x [T, D] -> [T, D]; appends the rows to the layer's `cache` [S, P, C+R] on the way."""
+        """x [T, D] -> [T, D]. Each row sees its stream's prefix, its ancestors and itself, so it is cached first."""
         T = x.shape[0]
         q_kv = ops.linear(ops.rms_norm(x, self.norm, self.eps), self.q_kv_a)
         q_latent = ops.linear_heads(_view(q_kv, T, self.q_nope_view), self.w_kc)
         q_rope = ops.rope(_view(q_kv, T, self.q_rope_view), self.cos_sin, rows.position)
         latent = ops.rms_norm(_view(q_kv, T, self.latent_view), self.kv_norm, self.eps)
         k_rope = ops.rope(_view(q_kv, T, self.k_rope_view), self.cos_sin, rows.position)
-        ops.cache_append(cache, latent, k_rope.squeeze(1), rows.stream, rows.slot)
-        attended = ops.verify_attn(q_latent, q_rope, cache, rows, tree, prefix_len, self.scale)
+        cache.append(self.layer, latent, k_rope.squeeze(1), rows)
+        attended = ops.verify_attn(q_latent, q_rope, cache.layers[self.layer], rows, tree, prefix_len, self.scale)
         value = ops.linear_heads(attended, self.w_vc)
         return ops.linear(value.view(T, self.value_dim), self.o_proj, x)
 

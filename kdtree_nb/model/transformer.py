@@ -48,8 +48,8 @@ class Model:
         to the cache at slot prefix_len + node. Raises ValueError on a token outside the vocabulary or a full cache.
         """
         x = ops.embed(self.embedding, rows.token)
-        for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
-            x = layer.attention(x, rows, tree, layer_cache, prefix_len)
+        for layer in self.layers:
+            x = layer.attention(x, rows, tree, cache, prefix_len)
             x = layer.feed_forward(x)
         if not need_logits:
             return None

@@ -10,7 +10,7 @@ import torch
 from kdtree_nb.drafters import DraftCandidates, DraftContext, Drafter
 from kdtree_nb.model import Model
 from kdtree_nb.native import ops
-from kdtree_nb.speculate.drafting import chain_trees, tree_from_candidates, tree_from_drafter
+from kdtree_nb.speculate.drafting import chain_trees, check_tokens, tree_from_candidates, tree_from_drafter
 from kdtree_nb.speculate.stats import STAGES, StepRecord, timed
 from kdtree_nb.speculate.stream import Stream
 from kdtree_nb.tree import DraftTree
@@ -124,7 +124,11 @@ class Batch:
     def verify(self, tree: DraftTree) -> Verified:
         """One target forward over the rows of the trees, and its greedy choice after every node."""
         rows = ops.tree_rows(tree, self.prefix_len)
-        logits = self.model.forward(rows, tree, self.cache, self.prefix_len)
+        try:
+            logits = self.model.forward(rows, tree, self.cache, self.prefix_len)
+        except ValueError as error:
+            check_tokens(self, rows, error)
+            raise
         token = ops.argmax(logits)
         if token.shape[0] == tree.token.numel():
             return Verified(logits, token.view(tree.token.shape))

@@ -91,3 +91,14 @@ def _candidates_error(batch: Batch, draft: DraftCandidates, error: ValueError) -
         f"draft: {_name(batch)}: stream {stream.index}: the log-probs for position {len(stream.tokens) + level} hold a "
         "NaN; check the drafter's weights and inputs"
     )
+
+
+def check_tokens(batch: Batch, rows: ops.Rows, error: ValueError) -> None:
+    """Raises ValueError that names the drafter if `error` came from a drafted id outside the vocabulary."""
+    vocab_size = batch.model.config.vocab_size
+    where = ((rows.token < 0) | (rows.token >= vocab_size)).nonzero().flatten().tolist()
+    if where:
+        stream, token = int(rows.stream[where[0]]), int(rows.token[where[0]])
+        raise ValueError(
+            f"draft: {_name(batch)}: stream {stream}: expected token ids of 0 … {vocab_size - 1}, got {token}"
+        ) from error

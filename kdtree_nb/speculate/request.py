@@ -46,7 +46,7 @@ def _check_prompt(index: int, prompt: list[Any], vocab_size: int, max_seq_len: i
 
 def check_counts(name: str, value: Any, num_streams: int, largest: int | None = None) -> list[int]:
     """One integer per stream, from 0 to `largest`. Raises ValueError otherwise."""
-    values = [value] * num_streams if isinstance(value, int) else list(value)
+    values = list(value) if hasattr(value, "__len__") else [value] * num_streams
     if len(values) != num_streams:
         raise ValueError(f"{name}: expected one integer, or one for each of {num_streams} streams, got {len(values)}")
     bounds = "of at least 0" if largest is None else f"of 0 … {largest}"
