@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import shutil
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +117,24 @@ def _table(rows: list[list[str]]) -> nodes.table:
     return nodes.table("", group, classes=["records"])
 
 
+def copy_mathjax(app: Sphinx, error: Exception | None) -> None:
+    """Put the parts of MathJax that the pages load beside them, so that formulas need no network."""
+    if error is not None or app.builder.format != "html":
+        return
+    script = next(f for f in metadata.files("sphinx-mathjax-offline") or () if f.name == "tex-chtml.js")
+    source = Path(script.locate()).parent
+    for part in ("tex-chtml.js", "a11y/assistive-mml.js", "input/tex/extensions", "output/chtml/fonts"):
+        target = Path(app.outdir) / "_static" / "mathjax" / part
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if (source / part).is_dir():
+            shutil.copytree(source / part, target, dirs_exist_ok=True)
+        else:
+            shutil.copy(source / part, target)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Register the directives."""
+    """Register the directives and the copy of MathJax."""
+    app.connect("build-finished", copy_mathjax)
     app.add_directive("api", Api)
     app.add_directive("docstring", Docstring)
     app.add_directive("records", Records)

@@ -13,6 +13,7 @@ HIDING_TAGS = {"hide-input", "hide-cell", "remove-input", "remove-cell"}
 HEADINGS = ("Predict", "What surprised us", "Exercises", "Summary")
 MAX_CODE_CELLS = 25
 MAX_VISIBLE_LINES = 12
+MAX_COLUMNS = 88
 MIN_ASSERTS = 5
 FIGURES = (4, 8)
 WORDS = (1200, 3000)
@@ -88,6 +89,9 @@ def _size_problems(notebook: Notebook) -> Iterator[str]:
         lines = len(source_text(cell).split("\n"))
         if lines > MAX_VISIBLE_LINES and not tags(cell) & HIDING_TAGS:
             yield f"cell {cell['id']}: {lines} lines, expected at most {MAX_VISIBLE_LINES} or the tag hide-input"
+        columns = max(len(line) for line in source_text(cell).split("\n"))
+        if columns > MAX_COLUMNS and not tags(cell) & HIDING_TAGS:
+            yield f"cell {cell['id']}: {columns} columns, expected at most {MAX_COLUMNS}"
     if not any(_calls(cell, "use_theme") for cell in cells):
         yield "viz.use_theme() is never called"
 

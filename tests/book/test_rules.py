@@ -79,6 +79,7 @@ SOURCE = {
     "typed share": (replace_prose("Much.", "That is 40 % of it."), "40 %"),
     "too many cells": (lambda n: n["cells"].extend(code(f"x{i}", "1") for i in range(25)), "code cells"),
     "long cell": (set_source("c2", "assert 1\n" * 13), "lines"),
+    "wide cell": (set_source("c2", "assert " + "1" * 88), "columns"),
     "no theme": (set_source("c0", "from kdtree_nb import viz"), "use_theme"),
     "private module": (set_source("c2", "from kdtree_nb.native import ops"), "not public"),
     "private import": (set_source("c2", "import kdtree_nb.native.ops"), "not public"),
