@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)  # the workers have the cores already; threads that wait for a busy core stall each other
 
 MODELS = ("tiny", "tiny2")
 

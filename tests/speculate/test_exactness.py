@@ -93,11 +93,12 @@ def test_logits_of_prefill_are_those_of_decoding(model, dtype, ar, prompts, mode
         assert torch.equal(logits[len(prompt) - 1 :], generation.logits)
 
 
-def test_the_number_of_threads_does_not_change_a_bit(model, ar, prompts, request):
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_the_number_of_threads_does_not_change_a_bit(model, num_threads, ar, prompts, request):
     model_name = request.node.callspec.params["model"]
     before = torch.get_num_threads()
     try:
-        torch.set_num_threads(1)
+        torch.set_num_threads(num_threads)
         got = Engine(model).generate_ar(prompts[model_name][0], 24, return_logits=True, stop_token_ids=())
     finally:
         torch.set_num_threads(before)
