@@ -32,7 +32,7 @@ def _signature(name: str, thing: Any) -> str:
         text = f"{name}{inspect.signature(thing)}"
     except (TypeError, ValueError):
         return name
-    return text.replace("torch.Tensor", "Tensor").replace("'", "")
+    return text.replace("(self, ", "(").replace("(self)", "()").replace("torch.Tensor", "Tensor").replace("'", "")
 
 
 def _text_block(text: str) -> nodes.literal_block:

@@ -32,7 +32,7 @@ def attempt(checker: Checker, answer: Any) -> bool:
         print(f"{_name(answer)}: not tried yet")
         return False
     except AssertionError as error:
-        print(f"{_name(answer)}: not right yet. {error}")
+        print(f"{_name(answer)}: not right yet. {str(error).partition(chr(10))[0]}")
         return False
     print(f"{_name(answer)}: right")
     return True
