@@ -28,6 +28,7 @@ def test_equal_logits_give_the_lower_id_first():
     log_probs, token_ids = draft_topk(np.array([[[1, 5, 5, 0, 5, 1]]]), 5)
     assert token_ids.tolist() == [[[1, 2, 4, 0, 5]]]
     assert log_probs[0, 0, 0] == log_probs[0, 0, 2] > log_probs[0, 0, 3] == log_probs[0, 0, 4]
+    assert draft_topk(np.arange(331)[None, None] % 2, 331)[1].ravel().tolist() == [*range(1, 331, 2), *range(0, 331, 2)]
 
 
 def test_never_above_zero_and_rows_never_increase():

@@ -46,6 +46,8 @@ def test_rounding_changes_little_and_leaves_bf16():
     out = moe_experts(x, experts, expert_id, weight, residual, round_bf16)
     assert out.dtype == np.float32 and (out == round_bf16(out)).all()
     assert 0 < np.abs(out - exact).max() <= 0.03 * np.abs(exact).max()
+    alone = moe_experts(x, experts, expert_id, weight, rounding=round_bf16)
+    assert (alone == round_bf16(alone)).all() and (out == round_bf16(alone + residual)).all()
 
 
 def test_no_rows():

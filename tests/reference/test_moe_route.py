@@ -41,6 +41,7 @@ def test_against_loop(scoring, renormalize, top_k):
 def test_lower_id_wins_ties():
     ids, weights = moe_route(np.zeros((1, 5)), 2)
     assert ids.tolist() == [[0, 1]] and weights.tolist() == [[0.2, 0.2]]
+    assert moe_route(np.arange(384)[None] % 2 * 1.0, 8)[0].tolist() == [[1, 3, 5, 7, 9, 11, 13, 15]]
 
 
 def test_bad_arguments():
