@@ -88,7 +88,7 @@ lint: env  ## style, import contract, canonical notebooks
 	python tests/book/nbcheck.py
 
 lab: kernels  ## the chapters in JupyterLab
-	jupyter lab --notebook-dir book $(ARGS)
+	jupyter lab --notebook-dir book $$([ "$$(id -u)" != 0 ] || echo --allow-root) $(ARGS)
 
 demo: kernels  ## AR and DDTree decoding side by side, on a real prompt
 	kdtree-nb demo $(ARGS)
