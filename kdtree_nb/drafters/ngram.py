@@ -8,11 +8,19 @@ import torch
 
 from kdtree_nb.drafters.base import DraftCandidates, DraftContext, check_depth
 
+Level = list[tuple[int, float]]
+"""Candidates of one depth, (token, log-prob), best first."""
+
 _RECENCY = 0.5
 """Vote of a match relative to the next more recent one."""
 
 _AGREEMENT = 0.9
 """Probability given to the candidates of one depth together."""
+
+_SURE = math.log(_AGREEMENT)
+
+_MIN_SHARE = 0.4
+"""Share of the votes below which a token that is not the favourite is left out: a row of the target costs more."""
 
 
 class SuffixIndex:
@@ -67,12 +75,12 @@ class SuffixIndex:
 class NGram:
     """Prompt lookup over the committed tokens of each stream.
 
-    The longest suffix of max_n … min_n tokens that occurred before is looked up; the continuations of its `num_matches`
-    most recent occurrences vote, recent ones more. The draft is never deeper than the match is long: a short match
-    predicts little, and each drafted token costs a row of the target's forward. No match: nothing is drafted.
+    The longest suffix of max_n … min_n tokens that occurred before is looked up. At every depth the continuations of
+    its `num_matches` most recent occurrences vote, recent ones more; those that lose leave. None reaches deeper than
+    its match is long: a short match predicts little, and a drafted token costs a row of the target. No match: no draft.
     """
 
-    def __init__(self, max_n: int = 4, depth: int = 8, min_n: int = 2, num_matches: int = 3) -> None:
+    def __init__(self, max_n: int = 6, depth: int = 16, min_n: int = 1, num_matches: int = 4) -> None:
         if not 1 <= min_n <= max_n:
             raise ValueError(f"NGram: expected 1 <= min_n <= max_n, got min_n {min_n}, max_n {max_n}")
         if num_matches < 1:
@@ -85,47 +93,61 @@ class NGram:
 
     def draft(self, context: DraftContext) -> DraftCandidates:
         """Candidates voted for by earlier occurrences; L = 0 when no stream has any."""
-        votes = [self._votes(s, tokens) for s, tokens in zip(context.stream_ids, context.tokens, strict=True)]
-        depth = max(map(len, votes))
-        width = min(max((len(level) for stream in votes for level in stream), default=0), context.num_candidates)
-        log_probs, token_ids = [], []
-        for stream in votes:
-            levels = [_fill(level, width) for level in stream]
-            levels += [_fill({}, width)] * (depth - len(stream))
-            log_probs.append([[p for _, p in level] for level in levels])
-            token_ids.append([[t for t, _ in level] for level in levels])
-        shape = (len(votes), depth, width)
+        streams = [self._levels(s, tokens) for s, tokens in zip(context.stream_ids, context.tokens, strict=True)]
+        depth = max(map(len, streams))
+        width = min(max((len(level) for levels in streams for level in levels), default=0), context.num_candidates)
+        padded = [pair for levels in streams for pair in _pad(levels, depth, width)]
+        shape = (len(streams), depth, width)
         return DraftCandidates(
-            torch.tensor(log_probs, dtype=torch.float32, device=context.device).view(shape),
-            torch.tensor(token_ids, dtype=torch.int64, device=context.device).view(shape),
+            torch.tensor([p for _, p in padded], dtype=torch.float32, device=context.device).view(shape),
+            torch.tensor([t for t, _ in padded], dtype=torch.int64, device=context.device).view(shape),
         )
 
-    def _votes(self, stream: int, tokens: list[int]) -> list[dict[int, float]]:
-        """Per depth, the weight of each token that followed a match."""
+    def _levels(self, stream: int, tokens: list[int]) -> list[Level]:
         index = self._indexes.get(stream)
         if index is None or not index.covers(tokens):
             index = self._indexes[stream] = SuffixIndex(tokens, self.min_n, self.max_n)
         index.update()
-        votes: list[dict[int, float]] = []
-        weight = 1.0
-        for end in index.lookup(self.num_matches):
-            depth = index.match_length(end, self.depth)
-            for level, token in enumerate(index.continuation(end, depth)):
-                if level == len(votes):
-                    votes.append({})
-                votes[level][token] = votes[level].get(token, 0.0) + weight
-            weight *= _RECENCY
-        return votes
+        return _count(
+            [
+                (index.continuation(end, index.match_length(end, self.depth)), _RECENCY**age)
+                for age, end in enumerate(index.lookup(self.num_matches))
+            ]
+        )
 
 
-def _fill(level: dict[int, float], width: int) -> list[tuple[int, float]]:
-    """The `width` heaviest (token, log-prob) pairs, padded with distinct tokens of log-prob -inf."""
-    total = sum(level.values())
-    best = sorted(level.items(), key=lambda item: (-item[1], item[0]))[:width]
-    pairs = [(token, math.log(_AGREEMENT * weight / total)) for token, weight in best]
-    spare = 0
-    while len(pairs) < width:
-        if spare not in level:
-            pairs.append((spare, -math.inf))
-        spare += 1
-    return pairs
+def _count(voters: list[tuple[list[int], float]]) -> list[Level]:
+    """Per depth the favourite and its strong rivals, by the voters that agreed on all favourites so far."""
+    levels: list[Level] = []
+    while len(voters) > 1:
+        depth = len(levels)
+        votes: dict[int, float] = {}
+        for text, weight in voters:
+            votes[text[depth]] = votes.get(text[depth], 0.0) + weight
+        if len(votes) == 1:
+            levels.append([(token, _SURE) for token in votes])
+        else:
+            levels.append(_elect(votes))
+            voters = [voter for voter in voters if voter[0][depth] == levels[-1][0][0]]
+        voters = [voter for voter in voters if len(voter[0]) > depth + 1]
+    return levels + [[(token, _SURE)] for text, _ in voters for token in text[len(levels) :]]
+
+
+def _elect(votes: dict[int, float]) -> Level:
+    """The favourite, and rivals with a share of at least _MIN_SHARE."""
+    total = sum(votes.values())
+    (favourite, most), *rivals = sorted(votes.items(), key=lambda item: -item[1])
+    strong = [(token, weight) for token, weight in rivals if weight >= _MIN_SHARE * total]
+    return [(token, math.log(_AGREEMENT * weight / total)) for token, weight in [(favourite, most), *strong]]
+
+
+def _pad(levels: list[Level], depth: int, width: int) -> Level:
+    """depth * width pairs: every level cut or filled up to `width` with distinct tokens of log-prob -inf."""
+    pairs: Level = []
+    for level in levels:
+        pairs += level[:width]
+        if len(level) < width:
+            drafted = [token for token, _ in level]
+            unused = (token for token in range(width) if token not in drafted)
+            pairs += [(token, -math.inf) for token, _ in zip(unused, range(width - len(level)), strict=False)]
+    return pairs + [(token, -math.inf) for token in range(width)] * (depth - len(levels))
