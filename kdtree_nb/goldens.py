@@ -72,20 +72,20 @@ def compute_goldens(model: str, data_dir: str | os.PathLike = DATA_DIR) -> tuple
 
     Raises ValueError for an unknown model, or if too few prompts have the margin.
     """
-    reference, prompts, num_wanted = _model_and_prompts(model, Path(data_dir))
-    results = reference.generate_batch(list(prompts.values()), NUM_TOKENS[model], stop_token_ids=())
+    reference, candidates, num_wanted = _model_and_prompts(model, Path(data_dir))
     goldens: list[Golden] = []
     left_out: dict[str, float] = {}
-    for (name, prompt), (tokens, logits) in zip(prompts.items(), results, strict=True):
-        if len(goldens) == num_wanted:
-            break
-        best, second = np.sort(logits, axis=-1)[:, :-3:-1].T
-        margins = best - second
-        if not margins.min() > MARGIN_FACTOR * fp32_tolerance(logits):
-            left_out[name] = float(margins.min())
-            continue
-        with_logits = len(goldens) < NUM_LOGITS_PROMPTS
-        goldens.append(Golden(name, prompt, tokens, margins, logits[:NUM_LOGITS_TOKENS] if with_logits else None))
+    while candidates and (num_missing := num_wanted - len(goldens)):
+        batch, candidates = candidates[:num_missing], candidates[num_missing:]
+        results = reference.generate_batch([prompt for _, prompt in batch], NUM_TOKENS[model], stop_token_ids=())
+        for (name, prompt), (tokens, logits) in zip(batch, results, strict=True):
+            best, second = np.sort(logits, axis=-1)[:, :-3:-1].T
+            margins = best - second
+            if not margins.min() > MARGIN_FACTOR * fp32_tolerance(logits):
+                left_out[name] = float(margins.min())
+                continue
+            with_logits = len(goldens) < NUM_LOGITS_PROMPTS
+            goldens.append(Golden(name, prompt, tokens, margins, logits[:NUM_LOGITS_TOKENS] if with_logits else None))
     if len(goldens) < num_wanted:
         raise ValueError(f"make_refs: {model}: expected {num_wanted} prompts with the margin, got {len(goldens)}; "
                          f"left out: {left_out}; add prompts")  # fmt: skip
@@ -153,17 +153,18 @@ def _check_golden(model: str, want: Golden, got: Golden, tolerance: float) -> No
             raise ValueError(f"check_refs: {model}: {want.name}: expected {field} within {tolerance} of the file's")
 
 
-def _model_and_prompts(model: str, data_dir: Path) -> tuple[ReferenceModel, dict[str, list[int]], int]:
-    """The reference model, candidate prompts by name, and how many of them are wanted."""
+def _model_and_prompts(model: str, data_dir: Path) -> tuple[ReferenceModel, list[tuple[str, list[int]]], int]:
+    """The reference model, candidate prompts as (name, ids), and how many of them are wanted."""
     if model == "tiny2":
-        raw = {f"random_{n}": np.random.PCG64(n).random_raw(n) for n in TINY2_PROMPT_LENGTHS}
         vocab_size = tiny2_config().vocab_size
-        prompts = {name: [int(bits % vocab_size) for bits in values] for name, values in raw.items()}
+        prompts = [
+            (f"random_{n}", (np.random.PCG64(n).random_raw(n) % vocab_size).tolist()) for n in TINY2_PROMPT_LENGTHS
+        ]
         return ReferenceModel(tiny2_config(), tiny2_weights()), prompts, len(prompts)
     if model != "tiny":
         raise ValueError(f"make_refs: expected a model of {list(MODELS)}, got {model!r}")
     file = open_kdtr(data_dir / "tiny.kdtr")
     weights = {name: file.float32(name) for name in file.names}
     entries = json.loads((data_dir / "prompts.json").read_text(encoding="utf-8"))["prompts"]
-    prompts = {entry["name"]: list(entry["text"].encode()) for entry in entries}
+    prompts = [(entry["name"], list(entry["text"].encode())) for entry in entries]
     return ReferenceModel(ModelConfig.from_dict(file.metadata["config"]), weights), prompts, NUM_TINY_PROMPTS
