@@ -55,7 +55,8 @@ def _draw_histogram(ax: Axes, accepted: list[int]) -> None:
     values = range(1, max(counts) + 1)
     ax.bar(values, [counts[v] for v in values], color=BLUE)
     ax.yaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.set(xlabel="tokens per step", ylabel="number of steps", xticks=values if max(values) <= 16 else None)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set(xlabel="tokens per step", ylabel="number of steps")
 
 
 def _draw_progress(ax: Axes, accepted: Mapping[str, list[int]]) -> None:
