@@ -1,5 +1,5 @@
-// Argument checks of the bindings. Each raises ValueError in Python, with the operation, what was expected and what came.
-// The texts are built only on failure: a decode step makes dozens of calls and the checks may cost nanoseconds.
+// Argument checks of the bindings. Each raises ValueError in Python: the operation, what was expected, what came. The
+// texts are built only on failure: a decode step makes dozens of calls and the checks may cost nanoseconds.
 #pragma once
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
