@@ -74,3 +74,10 @@ def test_torch_and_jupyter_book_are_the_promised_ones():
     pins = lock()
     assert pins["torch"] == "2.13.0"
     assert Requirement("jupyter-book>=1.0.4,<2").specifier.contains(pins["jupyter-book"])
+
+
+@pytest.mark.parametrize("name", sorted(lock()))
+def test_locked_packages_run_on_the_oldest_supported_python(name: str):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    oldest = project["requires-python"].removeprefix(">=") + ".0"
+    assert Requirement(f"{name}{metadata.metadata(name)['Requires-Python'] or ''}").specifier.contains(oldest)
