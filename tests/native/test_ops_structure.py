@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 from torch._library.simple_registry import singleton as fake_registry
 
 from kdtree_nb import ops, reference
-from kdtree_nb.native.ops.namespace import native
+from kdtree_nb.native.ops.namespace import Namespace, native
 
 ROOT = Path(__file__).parents[2]
 OP_ARGS = (ROOT / "kernels" / "op_args.h").read_text()
@@ -78,6 +80,25 @@ def test_is_opchecked_and_called(name):
 def test_unknown_operator_is_an_attribute_error():
     with pytest.raises(AttributeError):
         native.no_such_operator  # noqa: B018
+
+
+def test_fakes_are_registered_once_from_any_thread(monkeypatch):
+    registered = []
+
+    def register(name, function):
+        time.sleep(0.01)
+        registered.append((name, function))
+
+    monkeypatch.setattr(torch.library, "register_fake", register)
+    space = Namespace()
+    early = space.fake(lambda: None)
+    threads = [threading.Thread(target=space.load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    late = space.fake(lambda: None)  # a module imported after the kernels were loaded
+    assert [function for _, function in registered] == [early, late]
 
 
 def test_kernels_do_not_see_torch():

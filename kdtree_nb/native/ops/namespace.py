@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -22,14 +23,16 @@ class Namespace:
     def __init__(self) -> None:
         self._fakes: dict[str, Callable] = {}
         self._loaded = ""
+        self._lock = threading.Lock()
 
     def load(self) -> str:
         """Load the kernels, register the fake kernels, and return the torch namespace. Raises KernelBuildError."""
-        if not self._loaded:
-            namespace = build.load().namespace
-            for name, function in self._fakes.items():
-                torch.library.register_fake(f"{namespace}::{name}", function)
-            self._loaded = namespace
+        with self._lock:
+            if not self._loaded:
+                namespace = build.load().namespace
+                for name, function in self._fakes.items():
+                    torch.library.register_fake(f"{namespace}::{name}", function)
+                self._loaded = namespace
         return self._loaded
 
     def fake(self, function: Function) -> Function:
