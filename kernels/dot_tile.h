@@ -73,8 +73,8 @@ inline void with_constant(int count, Visit&& visit) {
   visit(std::integral_constant<int, kMax>());
 }
 
-// Cuts `count` rows into the fewest tiles of at most kTileRows, all of nearly the same height: visit(first row, height),
-// the height a constant.
+// Cuts `count` rows into the fewest tiles of at most kTileRows, all of nearly the same height, and calls
+// visit(first row, height) for each, the height a constant.
 template <class Visit>
 inline void for_row_tiles(int64_t count, Visit&& visit) {
   const int64_t num_tiles = (count + kTileRows - 1) / kTileRows;
@@ -94,6 +94,9 @@ inline void with_panel_width(int width, Visit&& visit) {
     if (width == 2) return visit(std::integral_constant<int, 2>());
   visit(std::integral_constant<int, 1>());
 }
+
+// Work of a product in the unit of parallel.h: a few rows cost no more than reading the weights.
+inline int64_t product_work(int64_t num_rows, int64_t num_weights) { return (num_rows + 3) / 4 * num_weights; }
 
 inline int64_t num_blocks_of(int64_t num_out) { return (num_out + kLanes - 1) / kLanes; }
 

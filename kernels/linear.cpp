@@ -85,7 +85,7 @@ template <class Float>
 void linear(const LinearArgs& a) {
   const Segments segments(a.num_in);
   const int64_t num_blocks = a.num_groups * num_blocks_of(a.num_out);
-  const int num_threads = threads_for(a.num_rows * num_blocks * kLanes * a.num_in, a.num_threads);
+  const int num_threads = threads_for(product_work(a.num_rows, num_blocks * kLanes * a.num_in), a.num_threads);
   const int64_t scratch_size = sizeof(Float) == 4 ? 0 : std::min(kChunkRows, a.num_rows) * a.num_in;
   const std::unique_ptr<float[]> scratch(new float[scratch_size * num_threads]);
   const bool by_rows = num_blocks < 2 * num_threads && a.num_rows >= num_threads * kTileRows;

@@ -1,6 +1,6 @@
-// moe_experts: the rows of a step are gathered per expert, so that the weights of an expert are read once for all its rows.
-// Three phases: gate and up projections, swiglu, down projection. The down projection keeps its 8 segment sums apart per
-// row and adds the experts inside each segment; see op_args.h for the order of additions.
+// moe_experts: the rows of a step are gathered per expert, so that the weights of an expert are read once for all of
+// them. Three phases: gate and up projections, swiglu, down projection. The down projection keeps its 8 segment sums
+// apart per row and adds the experts inside each segment; see op_args.h for the order of additions.
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -14,7 +14,7 @@ namespace kdtree {
 namespace {
 
 constexpr int64_t kChunkRows = 256;  // rows whose segment sums of one panel stay in the second-level cache
-constexpr int64_t kExpCost = 16;     // an exp and a division, in multiply-adds
+constexpr int64_t kExpWork = 8;      // an exp and a division, in units of parallel.h
 
 // An expert that has rows: pairs [first_pair, first_pair + num_pairs) of the step.
 template <class Float>
@@ -113,7 +113,7 @@ void swiglu_pair(float* hidden, int64_t width) {
   }
 }
 
-// Outputs [16 * block, …) of all rows: sums[row][segment][16 * kBlocks], expert after expert, then the tree over segments.
+// Outputs [16 * block, …) of all rows: sums[row][segment][16 * kBlocks], expert after expert, then the segments' tree.
 template <class Float, int kBlocks>
 void down_panel(const MoeExpertsArgs& a, const Plan<Float>& plan, int64_t block, float* sums) {
   constexpr int64_t kRowSums = kNumSegments * kBlocks * kLanes;
@@ -166,22 +166,23 @@ void moe_experts(const MoeExpertsArgs& a) {
   const Plan<Float> plan = make_plan<Float>(a);
   const int64_t num_hidden = a.num_rows * (a.top_k * a.width + (a.shared_gate_up ? a.shared_width : 0));
 
+  const int64_t down_work = num_hidden * a.dim / std::min<int64_t>(a.num_rows, 4);
   std::vector<Panel> gate_up_panels, down_panels;
   for (size_t e = 0; e < plan.experts.size(); ++e) append_panels(gate_up_panels, e, 2 * plan.experts[e].width);
   append_panels(down_panels, 0, a.dim);
 
   const Segments segments(a.dim);
-  run_tasks(threads_for(2 * num_hidden * a.dim, a.num_threads), gate_up_panels.size(), [&](int64_t i, int) {
+  run_tasks(threads_for(2 * down_work, a.num_threads), gate_up_panels.size(), [&](int64_t i, int) {
     const Panel& panel = gate_up_panels[i];
     gate_up_panel(plan, plan.experts[panel.expert], a.dim, segments, panel.block, panel.width);
   });
 
   const int64_t num_routed = a.num_rows * a.top_k;
-  run_tasks(threads_for(num_hidden * kExpCost, a.num_threads), plan.row.size(), [&](int64_t pair, int) {
+  run_tasks(threads_for(num_hidden * kExpWork, a.num_threads), plan.row.size(), [&](int64_t pair, int) {
     swiglu_pair<Float>(plan.hidden[pair], pair < num_routed ? a.width : a.shared_width);
   });
 
-  const int num_threads = threads_for(num_hidden * a.dim, a.num_threads);
+  const int num_threads = threads_for(down_work, a.num_threads);
   const int64_t sums_size = a.num_rows * kNumSegments * kTileBlocks * kLanes;
   const std::unique_ptr<float[]> sums(new float[num_threads * sums_size]);
   run_tasks(num_threads, down_panels.size(), [&](int64_t i, int thread) {

@@ -7,8 +7,9 @@
 
 namespace kdtree {
 
-// Threads worth waking for `work` multiply-adds: a parallel region costs about a microsecond, as this much work does.
-constexpr int64_t kMinWorkPerThread = 32 * 1024;
+// The unit of work is one multiply-add of a product that is bound by memory, about 1/30 ns. A parallel region costs a
+// microsecond, so a thread is worth waking for two.
+constexpr int64_t kMinWorkPerThread = 64 * 1024;
 
 inline int threads_for(int64_t work, int num_threads) {
   return int(std::max<int64_t>(1, std::min<int64_t>(num_threads, work / kMinWorkPerThread)));

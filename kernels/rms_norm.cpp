@@ -1,5 +1,5 @@
-// rms_norm: out = x * (1 / sqrt(mean(x^2) + eps)) * weight. The sum of squares runs in 16 lanes (lane = i mod 16) by fma
-// and is closed by sum_lanes; everything is FP32 until the one rounding.
+// rms_norm: out = x * (1 / sqrt(mean(x^2) + eps)) * weight. The sum of squares runs in 16 lanes (lane = i mod 16) by
+// fma and is closed by sum_lanes; everything is FP32 until the one rounding.
 #include <cmath>
 
 #include "op_args.h"

@@ -7,11 +7,11 @@
 namespace kdtree {
 namespace {
 
-constexpr int64_t kExpCost = 16;  // an exp and a division, in multiply-adds
+constexpr int64_t kExpWork = 8;  // an exp and a division, in units of parallel.h
 
 template <class Float>
 void swiglu(const SwigluArgs& a) {
-  const int num_threads = threads_for(a.num_rows * a.dim * kExpCost, a.num_threads);
+  const int num_threads = threads_for(a.num_rows * a.dim * kExpWork, a.num_threads);
   run_threads(num_threads, [&](int thread) {
     for (int64_t t = a.num_rows * thread / num_threads; t < a.num_rows * (thread + 1) / num_threads; ++t) {
       const Float* gate = static_cast<const Float*>(a.gate_up) + t * 2 * a.dim;

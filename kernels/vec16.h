@@ -1,5 +1,5 @@
-// 16 floats as one value: AVX-512, AVX2 with FMA, or plain arrays that the compiler may vectorise. Every form does the same
-// IEEE operations lane by lane (fma is always fused), so a kernel written with it has one order of additions.
+// 16 floats as one value: AVX-512, AVX2 with FMA, or plain arrays that the compiler may vectorise. Every form does the
+// same IEEE operations lane by lane (fma is always fused), so a kernel written with it has one order of additions.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -264,7 +264,7 @@ inline Vec16 rounded(Vec16 a, const Bf16*) {
 }
 
 // e^x within 1.5 ulp, correct at ±inf and NaN, gradual underflow; bodies and tails of all kernels use this one form.
-// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by a polynomial of degree 7; times 2^n in two factors, as n may be -150 … 128.
+// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by a polynomial of degree 7; times 2^n in two factors, as n may be -150.
 inline Vec16 exp(Vec16 x) {
   x = max(Vec16::all(-104.0f), x);
   x = min(Vec16::all(89.0f), x);

@@ -1,10 +1,11 @@
 // verify_attn: attention of tree nodes over the latent cache. One query is one head of one row.
 //
-// Order of additions, a constant of the project: keys lie in leaves of 64, aligned to absolute positions. A score is summed
-// in 16 lanes (lane = i mod 16 over the row [latent, k_rope], closed by sum_lanes). In a leaf m = max score, p = exp(s - m),
-// l sums p in 16 lanes (lane = key mod 16, closed by sum_lanes), acc sums p * latent in key order by fma. Leaves are folded
-// in order of position: (m, l, acc) of two parts get the common maximum m', scaled by exp(m - m'). Nothing of this depends
-// on the other rows, on the heads, on the threads or on how keys are gathered. BF16: p is rounded for acc, not for l.
+// Order of additions, a constant of the project: keys lie in leaves of 64, aligned to absolute positions. A score is
+// summed in 16 lanes (lane = i mod 16 over the row [latent, k_rope], closed by sum_lanes). In a leaf m = max score,
+// p = exp(s - m), l sums p in 16 lanes (lane = key mod 16, closed by sum_lanes), acc sums p * latent in key order by
+// fma. Leaves are folded in order of position: (m, l, acc) of two parts get the common maximum m', scaled by exp(m - m').
+// Nothing of this depends on the other rows, on the heads, on the threads or on how keys are gathered. BF16: p is
+// rounded for acc, not for l.
 #include <atomic>
 #include <cmath>
 #include <limits>
@@ -189,7 +190,8 @@ class Attention {
   }
 
   // Queries [first, last) of the block over one leaf.
-  void attend(const Leaf& leaf, int64_t begin, int64_t first, int64_t last, const Block& block, Scratch& scratch) const {
+  void attend(const Leaf& leaf, int64_t begin, int64_t first, int64_t last, const Block& block,
+              Scratch& scratch) const {
     int64_t limit[kMaxQueries], visible_to_any = 0;
     for (int64_t q = first; q < last; ++q) {
       limit[q] = visible(leaf, begin, block, scratch, q);
@@ -291,7 +293,7 @@ class Attention {
     }
   }
 
-  // acc of kRows queries, latents [c, c + 16 * kBlocks): keys that all of them see together, then each one's further keys.
+  // acc of kRows queries, latents [c, c + 16 * kBlocks): keys that all of them see together, then each one's others.
   template <int kRows, int kBlocks>
   void weigh_tile(const Leaf& leaf, const int64_t* limit, int64_t q, int64_t c, bool is_first, const float* keep,
                   const float* take, Scratch& scratch) const {

@@ -33,11 +33,11 @@ def test_position_zero_is_the_identity_and_rotation_keeps_lengths(table, normal)
 
 
 def test_a_row_has_the_same_bits_among_any_rows_and_threads(table, normal, assert_same_bits, num_threads):
-    x, cos_sin, position = normal(600, 6, 12), table(12), torch.arange(600, dtype=torch.int32)
+    x, cos_sin, position = normal(2000, 6, 12), table(12), torch.arange(2000, dtype=torch.int32)
     with num_threads(1):
-        alone = torch.cat([ops.rope(x[t : t + 1], cos_sin, position[t : t + 1]) for t in range(600)])
+        alone = torch.cat([ops.rope(x[t : t + 1], cos_sin, position[t : t + 1]) for t in range(2000)])
     with num_threads(2):
-        for count in (2, 17, 600):
+        for count in (2, 17, 2000):
             assert_same_bits(ops.rope(x[:count], cos_sin, position[:count]), alone[:count])
 
 

@@ -1,5 +1,5 @@
-// Prints the bits that the vector type and the kernels built on it give for fixed inputs. Compiled by test_vec16.py once per
-// instruction set: every form of Vec16 must print the same.
+// Prints the bits that the vector type and the kernels built on it give for fixed inputs. Compiled by test_vec16.py once
+// per instruction set: every form of Vec16 must print the same.
 #include "vec16.h"
 
 #include <cstdio>
@@ -87,8 +87,8 @@ void check_linear(Dtype dtype, Make make) {
     auto packed = make(num_groups * 96 * num_in);
     std::vector<float> out(num_rows * num_groups * num_out);
     pack_linear_cpu({weight.data(), packed.data(), num_groups, num_out, num_in, dtype});
-    linear_cpu({x.data(), packed.data(), nullptr, out.data(), num_rows, num_groups, num_out, num_in, num_groups * num_in,
-                num_in, dtype, kF32, 1});
+    linear_cpu({x.data(), packed.data(), nullptr, out.data(), num_rows, num_groups, num_out, num_in,
+                num_groups * num_in, num_in, dtype, kF32, 1});
     print("linear", out.data(), out.size() * sizeof(float));
   }
 }
