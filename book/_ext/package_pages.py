@@ -1,7 +1,8 @@
 """Sphinx directives that fill the appendices from the package itself.
 
 `{api} module` lists a module's public names with signatures and docstrings, `{docstring} module` shows one docstring,
-`{records} folder` tabulates recorded benchmarks, `{machine}` names the machine that builds the pages. Docstrings are plain text, so they are shown as they stand.
+`{records} folder` tabulates recorded benchmarks, `{machine}` names the machine that builds the pages. Docstrings are
+plain text, so they are shown as they stand.
 """
 
 from __future__ import annotations
