@@ -1,4 +1,4 @@
-"""DraftTree: a batch of draft trees, one per stream, in best-first order. The arrays are torch tensors on one device."""
+"""DraftTree: a batch of draft trees, one per stream, in best-first order; torch tensors on one device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class DraftTree:
-    """B trees of at most N = 1 + max_budget nodes. Node 0 is the root (the bonus token); slots past num_nodes hold fillers.
+    """B trees of at most N = 1 + max_budget nodes. Node 0 is the root (the bonus token); slots past num_nodes: fillers.
 
     token:         i64 [B, N]  token id; filler -1
     parent:        i32 [B, N]  node index of the parent, smaller than the node's own; root and filler -1
