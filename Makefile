@@ -71,6 +71,8 @@ book: $(HTML)  ## execute every chapter and render the book to build/html/index.
 	@echo 'the book: $(HTML)'
 
 chapter: env  ## execute, check and render one chapter: make chapter CHAPTER=03_draft_trees
+	ruff check --fix book/$(CHAPTER).ipynb
+	ruff format book/$(CHAPTER).ipynb
 	python tests/book/nbcheck.py --fix book/$(CHAPTER).ipynb
 	python -m tests.book.prepare $(BUILD)/chapter/book --chapter $(CHAPTER)
 	pytest --nbmake --overwrite -p no:cacheprovider $(BUILD)/chapter/book
