@@ -1,4 +1,5 @@
-// moe_route: scores of all experts, the top_k of score + bias (equal: lower id), their weights in ascending id.
+// moe_route: scores of all experts, the top_k of score + bias (equal: lower id), their weights in ascending id. They are
+// summed in that order for renormalisation.
 #include <cmath>
 #include <limits>
 
