@@ -51,6 +51,7 @@ Tensors2 draft_topk(const Tensor& logits, int64_t num_candidates) {
 Tensors6 tree_build(const Tensor& log_probs, const Tensor& token_ids, const Tensor& bonus, const Tensor& budget,
                     int64_t max_budget) {
   const char* op = "tree_build";
+  TORCH_CHECK_VALUE(!recording, op, ": expected no capture in progress, got one; build trees outside of it");
   expect_array(op, "log_probs", log_probs, at::kFloat, {-1, -1, -1}, "[B, L, K]");
   const int64_t num_streams = log_probs.size(0), max_depth = log_probs.size(1), num_candidates = log_probs.size(2);
   expect_array(op, "token_ids", token_ids, at::kLong, {num_streams, max_depth, num_candidates}, "[B, L, K]");
@@ -89,6 +90,16 @@ int64_t total_nodes(const char* op, const Tensor& num_nodes, int64_t num_slots) 
   return total;
 }
 
+// A replay of tree_rows: the arrays have room for as many rows as there were.
+int tree_rows_again(const TreeRowsArgs& args, int64_t num_rows) {
+  int64_t total = 0;
+  for (int64_t b = 0; b < args.num_streams; ++b) {
+    if (args.num_nodes[b] < 0 || args.num_nodes[b] > args.num_tree_slots) return kOutOfRange;
+    total += args.num_nodes[b];
+  }
+  return total == num_rows ? kdtree::tree_rows_cpu(args) : kOutOfRange;
+}
+
 Tensors5 tree_rows(const Tensor& token, const Tensor& depth, const Tensor& num_nodes, const Tensor& prefix_len) {
   const char* op = "tree_rows";
   expect_array(op, "token", token, at::kLong, {-1, -1}, "[B, N]");
@@ -100,11 +111,13 @@ Tensors5 tree_rows(const Tensor& token, const Tensor& depth, const Tensor& num_n
   Tensor row_stream = new_cpu({num_rows}, at::kInt), row_node = new_cpu({num_rows}, at::kInt);
   Tensor row_position = new_cpu({num_rows}, at::kInt), row_slot = new_cpu({num_rows}, at::kInt);
   Tensor row_token = new_cpu({num_rows}, at::kLong);
-  expect_ok(op, tree_rows_cpu({token.const_data_ptr<int64_t>(), depth.const_data_ptr<int32_t>(),
-                               num_nodes.const_data_ptr<int32_t>(), prefix_len.const_data_ptr<int32_t>(),
-                               row_stream.mutable_data_ptr<int32_t>(), row_node.mutable_data_ptr<int32_t>(),
-                               row_position.mutable_data_ptr<int32_t>(), row_slot.mutable_data_ptr<int32_t>(),
-                               row_token.mutable_data_ptr<int64_t>(), num_streams, num_slots}));
+  const TreeRowsArgs args{token.const_data_ptr<int64_t>(), depth.const_data_ptr<int32_t>(),
+                          num_nodes.const_data_ptr<int32_t>(), prefix_len.const_data_ptr<int32_t>(),
+                          row_stream.mutable_data_ptr<int32_t>(), row_node.mutable_data_ptr<int32_t>(),
+                          row_position.mutable_data_ptr<int32_t>(), row_slot.mutable_data_ptr<int32_t>(),
+                          row_token.mutable_data_ptr<int64_t>(), num_streams, num_slots};
+  if (recording) recording->calls.emplace_back([args, num_rows] { return tree_rows_again(args, num_rows); });
+  expect_ok(op, kdtree::tree_rows_cpu(args));
   return {row_stream, row_node, row_position, row_slot, row_token};
 }
 
