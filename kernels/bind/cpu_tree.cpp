@@ -2,6 +2,7 @@
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
+#include <cstdlib>
 #include <tuple>
 
 #include "../tree_walk.h"
@@ -48,6 +49,26 @@ Tensors2 draft_topk(const Tensor& logits, int64_t num_candidates) {
   return {log_probs, token_ids};
 }
 
+// Plain malloc. Torch's allocator asks for 64-byte alignment, for which glibc bypasses its per-thread cache: the six
+// arrays of a small tree then take longer to get than to fill. No capture keeps them, so only tree_build may use it.
+class MallocAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t num_bytes) override {
+    void* data = num_bytes ? std::malloc(num_bytes) : nullptr;
+    TORCH_CHECK(data || !num_bytes, "tree_build: could not allocate ", num_bytes, " bytes");
+    return {data, data, &std::free, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &std::free; }
+  void copy_data(void* target, const void* source, std::size_t num_bytes) const override {
+    default_copy_data(target, source, num_bytes);
+  }
+};
+
+Tensor new_tree_array(at::IntArrayRef sizes, at::ScalarType type) {
+  static MallocAllocator allocator;
+  return at::detail::empty_generic(sizes, &allocator, c10::DispatchKeySet(c10::DispatchKey::CPU), type, std::nullopt);
+}
+
 Tensors6 tree_build(const Tensor& log_probs, const Tensor& token_ids, const Tensor& bonus, const Tensor& budget,
                     int64_t max_budget) {
   const char* op = "tree_build";
@@ -59,12 +80,12 @@ Tensors6 tree_build(const Tensor& log_probs, const Tensor& token_ids, const Tens
   expect_array(op, "budget", budget, at::kInt, {num_streams}, "[B]");
   expect_range(op, "max_budget", max_budget, 0, kMaxBudget);
   const int64_t num_slots = max_budget + 1;
-  Tensor token = new_cpu({num_streams, num_slots}, at::kLong);
-  Tensor parent = new_cpu({num_streams, num_slots}, at::kInt);
-  Tensor depth = new_cpu({num_streams, num_slots}, at::kInt);
-  Tensor log_prob = new_cpu({num_streams, num_slots}, at::kDouble);
-  Tensor ancestor_bits = new_cpu({num_streams, num_slots, num_bit_words(num_slots)}, at::kLong);
-  Tensor num_nodes = new_cpu({num_streams}, at::kInt);
+  Tensor token = new_tree_array({num_streams, num_slots}, at::kLong);
+  Tensor parent = new_tree_array({num_streams, num_slots}, at::kInt);
+  Tensor depth = new_tree_array({num_streams, num_slots}, at::kInt);
+  Tensor log_prob = new_tree_array({num_streams, num_slots}, at::kDouble);
+  Tensor ancestor_bits = new_tree_array({num_streams, num_slots, num_bit_words(num_slots)}, at::kLong);
+  Tensor num_nodes = new_tree_array({num_streams}, at::kInt);
   c10::SmallVector<int32_t, 16> status(num_streams);
   const int worst = tree_build_cpu(
       {log_probs.const_data_ptr<float>(), token_ids.const_data_ptr<int64_t>(), bonus.const_data_ptr<int64_t>(),
