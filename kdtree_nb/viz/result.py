@@ -27,7 +27,7 @@ PROMPT, NUM_TOKENS, BUDGET = "read_config", 192, 16
 HEADLINES = (
     ("ngram_ddtree", "AR", "DDTree", "draft trees / AR decoding"),
     ("ar_step", "numpy", "native", "AR step: native / numpy"),
-    ("ar_step", "eager", "native", "AR step: native / eager torch"),
+    ("ar_step", "eager torch", "native", "AR step: native / eager torch"),
     ("tree_build", "heapq", "native", "tree_build: native / heapq"),
 )
 """Recorded comparisons on the picture: group, baseline, contender, label. Those that no record holds are left out."""
