@@ -77,8 +77,9 @@ class Engine:
             batch.prefill()
         while batch.running:
             batch.step()
-        vocab_size = self.model.config.vocab_size if return_logits else None
-        results = [s.result(batch.seconds, vocab_size) for s in streams]
+        vocab_size, device = self.model.config.vocab_size, self.model.device
+        no_logits = torch.empty(0, vocab_size, device=device) if return_logits else None
+        results = [s.result(batch.seconds, no_logits) for s in streams]
         return results[0] if is_single else results
 
     def _streams(

@@ -30,6 +30,7 @@ class TreeForward:
 
     def __init__(self, model: Model, cache: LatentCache, prefix_len: torch.Tensor) -> None:
         self._forward = functools.partial(forward, model, cache, prefix_len)
+        self._max_captured_rows = MAX_CAPTURED_ROWS if model.device.type == "cpu" else 0
         self._captures: dict[tuple[int, int], tuple[DraftTree, Capture[Choice]]] = {}
 
     def __call__(self, tree: DraftTree, num_rows: int) -> Choice:
@@ -37,7 +38,7 @@ class TreeForward:
 
         Raises ValueError on a token outside the vocabulary or a full cache.
         """
-        if num_rows > MAX_CAPTURED_ROWS:
+        if num_rows > self._max_captured_rows:
             return self._forward(tree)
         shape = (tree.max_budget, num_rows)
         if shape not in self._captures:

@@ -69,11 +69,11 @@ class Stream:
         self.stats.accepted_per_step.append(min(num_accepted, num_emitted))
         self.stats.num_tokens += num_emitted
 
-    def result(self, seconds: dict[str, float], vocab_size: int | None) -> Generation:
-        """The finished generation; with logits where `vocab_size` is given."""
+    def result(self, seconds: dict[str, float], no_logits: torch.Tensor | None) -> Generation:
+        """The finished generation; with logits where `no_logits` f32 [0, V] is given."""
         self.stats.seconds = dict(seconds)
         logits = None
-        if vocab_size is not None:
+        if no_logits is not None:
             with torch.inference_mode(False):  # an ordinary tensor, which the caller may change
-                logits = torch.cat([torch.empty(0, vocab_size), *self.logits])
+                logits = torch.cat([no_logits, *self.logits])
         return Generation(self.tokens[self.num_prompt_tokens :], self.finish_reason or "length", self.stats, logits)
