@@ -29,12 +29,17 @@ class Verified(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """accepted_path i32 [S, L], num_accepted i32 [S], next_token i64 [S]; and whether the path's rows must move."""
+    """path i32 [S, L], num_accepted i32 [S], next_token i64 [S]; the same on the host for the streams that took part.
+
+    streams, paths, emitted: per stream that took part, itself, its accepted node indices and its new tokens
+    """
 
     path: torch.Tensor
     num_accepted: torch.Tensor
     next_token: torch.Tensor
-    must_move: bool
+    streams: list[Stream]
+    paths: list[list[int]]
+    emitted: list[list[int]]
 
 
 class Batch:
@@ -90,6 +95,7 @@ class Batch:
         verified = self.verify(tree)
         accepted = self.accept(tree, verified)
         self.compact(accepted)
+        self._report(tree, verified, accepted)
 
     @timed("draft")
     def draft(self) -> DraftCandidates | DraftTree | None:
@@ -140,36 +146,34 @@ class Batch:
     def accept(self, tree: DraftTree, verified: Verified) -> Accepted:
         """Follow the target's choices down the trees and emit them."""
         path, num_accepted, next_token = ops.tree_accept(tree, verified.target_token, tree.max_budget)
-        paths = [p[:n] for p, n in zip(path.tolist(), num_accepted.tolist(), strict=True)]
-        self._emit(tree, verified, paths)
-        must_move = any(p and p != list(range(1, len(p) + 1)) for p in paths)
-        return Accepted(path, num_accepted, next_token, must_move)
-
-    def _emit(self, tree: DraftTree, verified: Verified, paths: list[list[int]]) -> None:
-        running, target_token, num_nodes = self.running, verified.target_token.tolist(), verified.num_nodes
+        nodes, lengths, target_token = path.tolist(), num_accepted.tolist(), verified.target_token.tolist()
+        streams = self.running
+        paths = [nodes[s.index][: lengths[s.index]] for s in streams]
         emitted, first_row = [], 0
-        for stream in running:
-            s = stream.index
-            nodes = [0, *paths[s]]
-            tokens = stream.emit([target_token[s][node] for node in nodes])
-            stream.record_step(num_nodes[s], len(paths[s]), len(tokens))
-            emitted.append(tokens)
+        for stream, accepted in zip(streams, paths, strict=True):
+            chosen = target_token[stream.index]
+            emitted.append(stream.emit([chosen[0], *[chosen[node] for node in accepted]]))
+            num_nodes = verified.num_nodes[stream.index]
+            stream.record_step(num_nodes, len(accepted), len(emitted[-1]))
             if self.return_logits:
-                stream.logits.append(verified.logits[[first_row + node for node in nodes[: len(tokens)]]])
-            first_row += num_nodes[s]
-        if any(s.finish_reason for s in running):
+                rows = [first_row + node for node in (0, *accepted)]
+                stream.logits.append(verified.logits[rows[: len(emitted[-1])]])
+            first_row += num_nodes
+        if any(stream.finish_reason for stream in streams):
             self._retire()
-        if self.on_step:
-            streams = [s.index for s in running]
-            paths = [paths[s] for s in streams]
-            target_token = verified.target_token.clone()  # the next step may overwrite it
-            self.on_step(StepRecord(self.num_steps, streams, tree, target_token, paths, emitted))
-        self.num_steps += 1
+        return Accepted(path, num_accepted, next_token, streams, paths, emitted)
 
     @timed("compact")
     def compact(self, accepted: Accepted) -> None:
         """Move the accepted rows of the cache behind the prefix and lengthen it; what comes next is the new root."""
-        if accepted.must_move:
+        if any(path and path != list(range(1, len(path) + 1)) for path in accepted.paths):
             self.cache.compact(self.prefix_len, accepted.path, accepted.num_accepted)
         self.prefix_len.add_(accepted.num_accepted).add_(self.active)
         self.bonus = accepted.next_token if self.all_running else accepted.next_token.clamp_(min=0)
+
+    def _report(self, tree: DraftTree, verified: Verified, accepted: Accepted) -> None:
+        if self.on_step:
+            streams = [stream.index for stream in accepted.streams]
+            target_token = verified.target_token.clone()  # the next step may overwrite it
+            self.on_step(StepRecord(self.num_steps, streams, tree, target_token, accepted.paths, accepted.emitted))
+        self.num_steps += 1

@@ -46,14 +46,15 @@ def _check_prompt(index: int, prompt: list[Any], vocab_size: int, max_seq_len: i
 
 def check_counts(name: str, value: Any, num_streams: int, largest: int | None = None) -> list[int]:
     """One integer per stream, from 0 to `largest`. Raises ValueError otherwise."""
-    values = list(value) if hasattr(value, "__len__") else [value] * num_streams
+    values = _as_list(value) if hasattr(value, "__len__") else [value] * num_streams
     if len(values) != num_streams:
         raise ValueError(f"{name}: expected one integer, or one for each of {num_streams} streams, got {len(values)}")
     bounds = "of at least 0" if largest is None else f"of 0 … {largest}"
     for v in values:
-        if isinstance(v, bool) or not isinstance(v, int) or v < 0 or (largest is not None and v > largest):
+        is_integer = hasattr(v, "__index__") and not isinstance(v, bool)
+        if not is_integer or v < 0 or (largest is not None and v > largest):
             raise ValueError(f"{name}: expected an integer {bounds}, got {v!r}")
-    return values
+    return [operator.index(v) for v in values]
 
 
 def check_budgets(where: str, budget: int | Sequence[int], num_streams: int) -> list[int]:

@@ -85,6 +85,12 @@ def test_prompts_of_other_sequence_types(engine, convert):
     assert all(type(t) is int for t in got.tokens)
 
 
+def test_counts_and_budgets_of_numpy(engine):
+    want = engine.generate_ar([PROMPT, PROMPT], [4, 2])
+    got = engine.generate_ddtree([PROMPT, PROMPT], np.array([4, 2]), budget=np.int64(3))
+    assert [g.tokens for g in got] == [w.tokens for w in want]
+
+
 def test_the_prompt_is_left_alone(engine):
     prompt = list(PROMPT)
     engine.generate_ddtree(prompt, 4)
