@@ -9,6 +9,9 @@ VENV ?= .venv
 BUILD ?= build
 ARGS ?=
 
+# Two test processes with one thread each: threads of several processes that wait for each other on the same cores are slow.
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 pytest -n 2
+
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 export KDTREE_NB_BUILD := $(abspath $(BUILD))
 export JUPYTER_PREFER_ENV_PATH := 1
@@ -44,10 +47,10 @@ test: env  ## everything: lint, every chapter, the book, all tests
 	$(MAKE) lint
 	$(MAKE) kernels
 	$(MAKE) $(HTML)
-	KDTREE_NB_REQUIRE_BUILD=1 pytest -n 2 $(ARGS)
+	KDTREE_NB_REQUIRE_BUILD=1 $(PYTEST) $(ARGS)
 
 unit: env  ## the tests alone; those of the book use what was built before, if anything
-	pytest -n 2 $(ARGS)
+	$(PYTEST) $(ARGS)
 
 $(EXECUTED): $(READY) $(NOTEBOOKS) $(CODE) $(DATA) $(TOOLS) book/conftest.py
 	rm -f $@
