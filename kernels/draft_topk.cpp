@@ -1,5 +1,5 @@
-// Log-softmax over the vocabulary and its K largest, two passes over each row: the first finds the maximum of every block
-// of 64 logits, the second sums the exponentials, and only blocks that can hold a candidate are looked into.
+// Log-softmax over the vocabulary and its K largest, two passes over each row: the first finds the maximum of every
+// block of 64 logits, the second sums the exponentials; only blocks that can hold a candidate are looked into.
 //
 // Order of additions: the vocabulary is cut into 8 segments (segments.h); in a segment lane i % 16 adds its terms in
 // ascending i, then the lanes (sum_lanes), then the segments ((0+1)+(2+3))+((4+5)+(6+7)). Nothing depends on threads.

@@ -1,5 +1,5 @@
-// How a reduction over K elements is cut, and in which order its pieces are added: the same for every tile shape, thread
-// count and number of rows, so that a row has the same bits whatever it is computed beside.
+// How a reduction over K elements is cut, and in which order its pieces are added: the same for every tile shape, any
+// number of threads and any number of rows, so that a row has the same bits whatever it is computed beside.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -21,9 +21,9 @@ struct Segments {
   }
 };
 
-// Adds segment sums that arrive in order 0 … 7 as ((0+1)+(2+3))+((4+5)+(6+7)), holding at most kFoldLevels partial sums.
-// `combine(level)` must do running = partial[level] + running, `keep(level)` partial[level] = running, where `running` is the
-// sum of the segment that has just arrived. After segment 7 it is the total.
+// Adds segment sums that arrive in order 0 … 7 as ((0+1)+(2+3))+((4+5)+(6+7)), with at most kFoldLevels partial sums.
+// `combine(level)` must do running = partial[level] + running, and `keep(level)` partial[level] = running, where
+// `running` is the sum of the segment that has just arrived. After segment 7 it is the total.
 template <class Combine, class Keep>
 inline void fold_segment(int segment, Combine&& combine, Keep&& keep) {
   int level = 0;

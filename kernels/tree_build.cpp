@@ -14,46 +14,43 @@ namespace {
 
 constexpr double kNegInf = -std::numeric_limits<double>::infinity();
 
-// Which token ids a row has shown. Clearing between rows costs one increment, not a pass over the table.
-class IdSet {
+// Finds repeated token ids: a hash table of positions in the row at hand. The row's number is stored along, so that the
+// next row needs no clearing.
+class RepeatFinder {
  public:
-  explicit IdSet(int64_t num_ids) {
-    while ((int64_t{1} << log2_size_) < 2 * num_ids) ++log2_size_;
+  explicit RepeatFinder(int64_t num_ids) {
+    while ((int64_t{1} << log2_size_) < 4 * num_ids) ++log2_size_;
     slots_.resize(size_t{1} << log2_size_);
   }
 
-  void clear() { ++round_; }
-
-  // False if the id was there already.
-  bool insert(int64_t id) {
+  bool has_repeats(const int64_t* ids, int64_t num_ids) {
     const size_t mask = slots_.size() - 1;
-    size_t i = size_t((uint64_t(id) * 0x9e3779b97f4a7c15u) >> (64 - log2_size_));
-    for (; slots_[i].round == round_; i = (i + 1) & mask)
-      if (slots_[i].id == id) return false;
-    slots_[i] = {id, round_};
-    return true;
+    const int shift = 64 - log2_size_;
+    Slot* slots = slots_.data();
+    const uint32_t row = ++row_;
+    for (uint32_t k = 0; k < num_ids; ++k) {
+      size_t i = size_t((uint64_t(ids[k]) * 0x9e3779b97f4a7c15u) >> shift);
+      for (; slots[i].row == row; i = (i + 1) & mask)
+        if (ids[slots[i].position] == ids[k]) return true;
+      slots[i] = {row, k};
+    }
+    return false;
   }
 
  private:
   struct Slot {
-    int64_t id = 0, round = 0;
+    uint32_t row = 0, position = 0;
   };
   int log2_size_ = 4;
   std::vector<Slot> slots_;
-  int64_t round_ = 0;
+  uint32_t row_ = 0;
 };
 
-bool row_is_valid(const float* log_probs, const int64_t* token_ids, int64_t num_candidates, IdSet& ids) {
-  bool valid = true;
-  float above = 0.0f;
-  for (int64_t k = 0; k < num_candidates; ++k) {
-    valid &= log_probs[k] <= above;  // false for NaN
-    valid &= token_ids[k] >= 0;
-    above = log_probs[k];
-  }
-  ids.clear();
-  for (int64_t k = 0; k < num_candidates; ++k) valid &= ids.insert(token_ids[k]);
-  return valid;
+bool row_is_valid(const float* log_probs, const int64_t* token_ids, int64_t num_candidates, RepeatFinder& finder) {
+  int num_bad = num_candidates > 0 && !(log_probs[0] <= 0.0f);  // counts NaN too
+  for (int64_t k = 1; k < num_candidates; ++k) num_bad += !(log_probs[k] <= log_probs[k - 1]);
+  for (int64_t k = 0; k < num_candidates; ++k) num_bad += token_ids[k] < 0;
+  return num_bad == 0 && !finder.has_repeats(token_ids, num_candidates);
 }
 
 // The arrays of one stream.
@@ -78,10 +75,11 @@ class Builder {
               args.depth + stream * num_slots_,    args.log_prob + stream * num_slots_,
               args.ancestor_bits + stream * num_slots_ * num_words_, 0} {}
 
-  bool candidates_are_valid(IdSet& ids) const {
+  bool candidates_are_valid(RepeatFinder& finder) const {
     bool valid = true;
     for (int64_t d = 0; d < max_depth_; ++d)
-      valid &= row_is_valid(log_probs_ + d * num_candidates_, token_ids_ + d * num_candidates_, num_candidates_, ids);
+      valid &= row_is_valid(log_probs_ + d * num_candidates_, token_ids_ + d * num_candidates_, num_candidates_,
+                            finder);
     return valid;
   }
 
@@ -172,14 +170,14 @@ class Builder {
 
 int tree_build_cpu(const TreeBuildArgs& args) {
   if (args.max_budget < 0 || args.max_budget > kMaxBudget) return kUnsupported;
-  IdSet ids(args.num_candidates);
+  RepeatFinder finder(args.num_candidates);
   int worst = kOk;
   for (int64_t b = 0; b < args.num_streams; ++b) {
     Builder builder(args, b);
     int status = kOk;
     if (args.budget[b] < 0 || args.budget[b] > args.max_budget || args.bonus[b] < 0)
       status = kOutOfRange;
-    else if (!builder.candidates_are_valid(ids))
+    else if (!builder.candidates_are_valid(finder))
       status = kInvalidCandidates;
     args.num_nodes[b] = status == kOk ? builder.grow(args.bonus[b], args.budget[b]) : 0;
     builder.fill(args.num_nodes[b]);

@@ -22,17 +22,16 @@ struct Prefix {
   int32_t parent, depth, rank;
 };
 
-// Whether the rank path of `a` is lexicographically smaller than that of `b`; a prefix comes before its extension.
-// `parent` and `rank` describe the nodes taken so far.
+// Whether the rank path of `a` is lexicographically smaller than that of `b`. `parent` and `rank` describe the nodes
+// taken so far. Neither may extend the other, and waiting prefixes never do: a prefix is taken before its extensions wait.
 KDTREE_HD inline bool path_less(Prefix a, Prefix b, const int32_t* parent, const int32_t* rank) {
-  const bool a_is_shorter = a.depth < b.depth;
   for (; a.depth > b.depth; --a.depth) a.rank = rank[a.parent], a.parent = parent[a.parent];
   for (; b.depth > a.depth; --b.depth) b.rank = rank[b.parent], b.parent = parent[b.parent];
   while (a.parent != b.parent) {
     a.rank = rank[a.parent], a.parent = parent[a.parent];
     b.rank = rank[b.parent], b.parent = parent[b.parent];
   }
-  return a.rank != b.rank ? a.rank < b.rank : a_is_shorter;
+  return a.rank < b.rank;
 }
 
 // The best-first order: higher score, then the smaller rank path.

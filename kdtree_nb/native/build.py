@@ -27,21 +27,22 @@ from kdtree_nb.errors import KernelBuildError, KernelUnavailableError
 from kdtree_nb.native.toolchain import Toolchain, find_toolchain
 
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-ffp-contract=off")
-"""Compiler flags of every source. No fast-math: additions keep their order, and fma happens only where it is written."""
+"""Compiler flags of every source. No fast-math: additions keep their order; fma happens only where it is written."""
 
 LINK_FLAGS = ("-fopenmp", "-Wl,--no-undefined")
 
 LOCK_TIMEOUT_S = 600.0
 """How long to wait for another process that compiles the same kernels."""
 
-_BINDING_S = 10.0  # a file that includes torch's lean headers compiles in about this time; one without, in well under 1 s
+_BINDING_S = 10.0  # a file that includes torch's lean headers compiles in about this time
+_KERNEL_S = 1.0  # and one without
 
 Report = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Build:
-    """A loaded library: its torch.ops namespace, its path, and the seconds its compilation took (0.0 from the cache)."""
+    """A library: its torch.ops namespace, its path, and the seconds that compiling it took (0.0 from the cache)."""
 
     namespace: str
     path: Path
@@ -70,9 +71,9 @@ def load(kernels: Path | None = None, cache: Path | None = None, report: Report 
     """Load the native kernels, compiling them when the cache has no library for these sources and this machine.
 
     Loads once per process, from any thread; later calls return the same Build. `kernels` is the source folder (default
-    `kernels_dir()`), `cache` the folder of compiled libraries (default `cache_dir()`), `report` receives progress lines.
-    Raises KernelBuildError when the kernels cannot be built, KernelUnavailableError when the sources have changed since
-    this process loaded them.
+    `kernels_dir()`), `cache` the folder of compiled libraries (default `cache_dir()`); `report` receives progress
+    lines. Raises KernelBuildError when the kernels cannot be built, KernelUnavailableError when the sources have
+    changed since this process loaded them.
     """
     with _process.lock:
         root = kernels or _process.kernels or kernels_dir()
@@ -174,29 +175,36 @@ def build_library(root: Path, cache: Path, report: Report, lock_timeout_s: float
 def _compile(root: Path, toolchain: Toolchain, name: str, folder: Path, report: Report) -> float:
     files = [path for device in device_kinds() for path in sources(root, device)]
     _check_stems(root, files)
-    jobs = int(os.environ.get("MAX_JOBS", "2"))
-    num_bindings = sum(path.parent.name == "bind" for path in files)
-    report(f"compiling native kernels (about {_BINDING_S * -(-num_bindings // jobs) + 2:.0f} s, once) into {folder}")
+    jobs = num_jobs()
+    work_s = sum(_BINDING_S if path.parent.name == "bind" else _KERNEL_S for path in files)
+    report(f"compiling native kernels (about {work_s / jobs:.0f} s, once) into {folder}")
     start = time.perf_counter()
     build_dir = Path(tempfile.mkdtemp(prefix="build-", dir=folder))
     try:
-        _run_compiler(files, toolchain, name, build_dir, jobs)
+        library = _run_compiler(files, toolchain, name, build_dir, jobs)
         compile_s = time.perf_counter() - start
         record = {"compile_s": round(compile_s, 1), "compiler": toolchain.compiler_version, "torch": torch.__version__}
         (folder / "build.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
-        os.replace(build_dir / f"{name}.so", folder / f"{name}.so")
+        os.replace(library, folder / f"{name}.so")
     finally:
         shutil.rmtree(build_dir, ignore_errors=True)
     return compile_s
 
 
-def _run_compiler(files: list[Path], toolchain: Toolchain, name: str, build_dir: Path, jobs: int) -> None:
+def num_jobs() -> int:
+    """Compilers to run at once: $MAX_JOBS, else 2, since each takes more than 1 GB."""
+    chosen = os.environ.get("MAX_JOBS", "")
+    return int(chosen) if chosen.isdigit() and int(chosen) > 0 else 2
+
+
+def _run_compiler(files: list[Path], toolchain: Toolchain, name: str, build_dir: Path, jobs: int) -> str:
+    """Compile, link and load. Returns the library's path, which has another stem when this process tried before."""
     from torch.utils import cpp_extension  # costs 0.2 s, and is needed only to compile
 
     path = f"{toolchain.ninja_dir}{os.pathsep}{os.environ.get('PATH', '')}"
     with _environment(PATH=path, CXX=toolchain.compiler, MAX_JOBS=str(jobs)):
         try:
-            cpp_extension.load(
+            return cpp_extension.load(
                 name,
                 [str(file) for file in files],
                 extra_cflags=[*FLAGS, f"-DKDTREE_NS={name}"],
@@ -206,8 +214,8 @@ def _run_compiler(files: list[Path], toolchain: Toolchain, name: str, build_dir:
             )
         except (RuntimeError, OSError) as error:
             raise KernelBuildError(
-                f"native kernels: compiling with {toolchain.compiler_version} failed. The compiler says:\n"
-                f"{_shorten(str(error.__cause__ or '') if isinstance(error, OSError) else str(error))}"
+                f"native kernels: compiling with {toolchain.compiler_version} failed:\n"
+                f"{_shorten(str(error.__cause__ if isinstance(error, OSError) and error.__cause__ else error))}"
             ) from error
 
 
@@ -219,9 +227,12 @@ def _shorten(text: str, width: int = 500) -> str:
 def _check_stems(root: Path, files: list[Path]) -> None:
     stems = [(path.stem, path.suffix) for path in files]
     twice = sorted({stem for stem, suffix in stems if stems.count((stem, suffix)) > 1})
-    if twice or not files:
-        problem = f"sources with the same stem {twice}: object files would overwrite each other" if twice else "no sources"
-        raise KernelBuildError(f"native kernels: {problem} in {root}")
+    if not files:
+        raise KernelBuildError(f"native kernels: no sources in {root}. Reinstall kdtree_nb.")
+    if twice:
+        raise KernelBuildError(
+            f"native kernels: stems used twice in {root}: {twice}. Rename one of each; objects share names."
+        )
 
 
 def _make(folder: Path) -> Path:

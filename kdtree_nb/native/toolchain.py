@@ -1,4 +1,4 @@
-"""What a build needs from the machine: a C++ compiler, ninja, the features of the CPU. Found, or named with a remedy."""
+"""What a build needs from the machine: a C++ compiler, ninja, the CPU's features. Found, or named with a remedy."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def find_compiler() -> str:
             return chosen or name
     looked_for = f"the compiler named by CXX={chosen!r}" if chosen else f"a C++ compiler ({', '.join(names)})"
     raise KernelBuildError(
-        f"native kernels: no {looked_for} on PATH={os.environ.get('PATH', '')!r}. Install one "
+        f"native kernels: {looked_for} was not found on PATH={os.environ.get('PATH', '')!r}. Install one "
         "(Debian, Ubuntu: `apt install g++`; Fedora: `dnf install gcc-c++`; conda: `conda install gxx`) "
         "or set CXX to its path."
     )

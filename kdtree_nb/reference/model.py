@@ -76,9 +76,7 @@ class ReferenceModel:
         x = embed(self.embed_tokens, rows.token)
         for layer, layer_cache in zip(self.layers, cache, strict=True):
             h = rms_norm(x, layer.input_norm, config.rms_norm_eps, rounding)
-            x = mla_absorbed(
-                h, layer.attention, config, self.cos_sin, layer_cache, rows, tree, prefix_len, x, rounding
-            )
+            x = mla_absorbed(h, layer.attention, config, self.cos_sin, layer_cache, rows, tree, prefix_len, x, rounding)
             h = rms_norm(x, layer.post_attention_norm, config.rms_norm_eps, rounding)
             x = feed_forward(h, layer.feed_forward, config, x, rounding)
         return linear(rms_norm(x, self.norm, config.rms_norm_eps, rounding), self.lm_head)
@@ -103,25 +101,32 @@ class ReferenceModel:
         state.prefix_len += 1
         return logits
 
-    def generate(self, prompt: Sequence[int], num_tokens: int) -> tuple[list[int], np.ndarray]:
+    def generate(
+        self, prompt: Sequence[int], num_tokens: int, stop_token_ids: Sequence[int] | None = None
+    ) -> tuple[list[int], np.ndarray]:
         """Greedy decoding of one prompt: (tokens, logits [n, V] they were chosen from). See `generate_batch`."""
-        return self.generate_batch([prompt], num_tokens)[0]
+        return self.generate_batch([prompt], num_tokens, stop_token_ids)[0]
 
     def generate_batch(
-        self, prompts: Sequence[Sequence[int]], num_tokens: int
+        self, prompts: Sequence[Sequence[int]], num_tokens: int, stop_token_ids: Sequence[int] | None = None
     ) -> list[tuple[list[int], np.ndarray]]:
         """Greedy decoding of S prompts together: per stream (tokens, logits [n, V]).
 
-        n = num_tokens, or fewer if an end-of-text token comes: it is emitted and the last one.
+        n = num_tokens, or fewer if a stop token comes: it is emitted and the last one. The default stop tokens are the
+        configuration's end-of-text tokens. Raises ValueError for a bad prompt or more positions than the model has.
         """
-        state = self.prefill(prompts, max(map(len, prompts), default=0) + num_tokens)
+        stop_token_ids = self.config.eos_token_ids if stop_token_ids is None else stop_token_ids
+        num_slots = max(map(len, prompts), default=0) + num_tokens - 1  # the last token is never an input
+        if num_slots > len(self.cos_sin):
+            raise ValueError(f"generate: expected at most {len(self.cos_sin)} input positions, got {num_slots}")
+        state = self.prefill(prompts, num_slots)
         bonus = np.array([prompt[-1] for prompt in prompts])
         tokens = np.empty((len(prompts), num_tokens), np.int64)
         logits = np.empty((len(prompts), num_tokens, self.config.vocab_size), self.precision.dtype)
         for i in range(num_tokens):
             logits[:, i] = self.step(state, bonus)
             tokens[:, i] = bonus = argmax(logits[:, i])
-        length = [self._text_length(stream) for stream in tokens]
+        length = [_text_length(stream, stop_token_ids) for stream in tokens]
         return [(tokens[s, :n].tolist(), logits[s, :n]) for s, n in enumerate(length)]
 
     def logits(self, tokens: Sequence[int], form: str = "absorbed") -> np.ndarray:
@@ -147,6 +152,8 @@ class ReferenceModel:
             x = feed_forward(rms_norm(x, layer.post_attention_norm, eps), layer.feed_forward, config, x, exact)
         return linear(rms_norm(x, self.norm, eps), self.lm_head)
 
-    def _text_length(self, tokens: np.ndarray) -> int:
-        end = np.flatnonzero(np.isin(tokens, self.config.eos_token_ids))
-        return int(end[0]) + 1 if end.size else len(tokens)
+
+def _text_length(tokens: np.ndarray, stop_token_ids: Sequence[int]) -> int:
+    """Number of tokens up to the first stop token, itself included; all of them without one."""
+    stops = np.flatnonzero(np.isin(tokens, stop_token_ids))
+    return int(stops[0]) + 1 if stops.size else len(tokens)

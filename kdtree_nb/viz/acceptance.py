@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from kdtree_nb.viz.theme import BLUE, CYCLE, GREY, MARKERS, ORANGE, figure
 
@@ -45,6 +46,7 @@ def _draw_steps(ax: Axes, accepted: list[int]) -> None:
     mean = 1 + sum(accepted) / len(accepted)
     ax.axhline(mean, color=GREY, linestyle="--", label=f"mean {mean:.2f}")
     ax.set(xlabel="verify step", ylabel="tokens", ylim=(0, 1.45 * (max(accepted) + 1)))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.legend(loc="upper left", fontsize=7)
 
 
@@ -52,7 +54,9 @@ def _draw_histogram(ax: Axes, accepted: list[int]) -> None:
     counts = Counter(a + 1 for a in accepted)
     values = range(1, max(counts) + 1)
     ax.bar(values, [counts[v] for v in values], color=BLUE)
-    ax.set(xlabel="tokens per step", ylabel="number of steps", xticks=values if max(values) <= 16 else None)
+    ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set(xlabel="tokens per step", ylabel="number of steps")
 
 
 def _draw_progress(ax: Axes, accepted: Mapping[str, list[int]]) -> None:

@@ -1,5 +1,5 @@
-// Argument checks of the bindings. Each raises ValueError in Python, with the operation, what was expected and what came.
-// The texts are built only on failure: a decode step makes dozens of calls and the checks may cost nanoseconds.
+// Argument checks of the bindings. Each raises ValueError in Python: the operation, what was expected, what came. The
+// texts are built only on failure: a decode step makes dozens of calls and the checks may cost nanoseconds.
 #pragma once
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
@@ -8,6 +8,7 @@
 #include <initializer_list>
 
 #include "../op_args.h"
+#include "capture.h"
 
 namespace kdtree::bind {
 
@@ -54,7 +55,7 @@ inline void expect_contiguous(const char* op, const char* name, const at::Tensor
 
 // For inputs that may be views into wider rows: only the innermost dimension must be dense.
 inline void expect_dense_rows(const char* op, const char* name, const at::Tensor& t) {
-  TORCH_CHECK_VALUE(t.dim() > 0 && (t.size(-1) <= 1 || t.stride(-1) == 1), op, ": ", name,
+  TORCH_CHECK_VALUE(t.dim() > 0 && (t.size(-1) <= 1 || t.stride(-1) == 1 || t.numel() == 0), op, ": ", name,
                     ": expected stride 1 in the last dimension, got strides ", t.strides(), " for shape ", t.sizes());
 }
 
@@ -92,9 +93,11 @@ inline void expect_ok(const char* op, int status) {
   TORCH_CHECK_VALUE(status == kOk, op, ": ", status_text(status), " (status ", status, ")");
 }
 
-// A new dense CPU tensor; cheaper than at::empty, which passes the dispatcher again.
+// A new dense CPU tensor; cheaper than at::empty, which passes the dispatcher again. A capture in progress keeps it.
 inline at::Tensor new_cpu(at::IntArrayRef sizes, at::ScalarType type) {
-  return at::Tensor(at::detail::empty_cpu(sizes, type, /*pin_memory=*/false, /*memory_format=*/std::nullopt));
+  at::Tensor tensor(at::detail::empty_cpu(sizes, type, /*pin_memory=*/false, /*memory_format=*/std::nullopt));
+  if (recording) recording->tensors.push_back(tensor);
+  return tensor;
 }
 
 }  // namespace kdtree::bind

@@ -1,11 +1,47 @@
-"""Typed faces of the native operations. The first call of any compiles and loads the kernels (`kdtree_nb.native.load`)."""
+"""Typed faces of the native operations. The first call of any compiles and loads the kernels."""
 
+from kdtree_nb.native.ops.model_ops import (
+    PackedExperts,
+    PackedLinear,
+    argmax,
+    cache_append,
+    cache_compact,
+    embed,
+    linear,
+    linear_heads,
+    moe_experts,
+    moe_route,
+    pack_experts,
+    pack_linear,
+    residual_add,
+    rms_norm,
+    rope,
+    swiglu,
+    verify_attn,
+)
 from kdtree_nb.native.ops.tree_ops import Rows, draft_topk, tree_accept, tree_build, tree_rows
 
 __all__ = [
+    "PackedExperts",
+    "PackedLinear",
     "Rows",
+    "argmax",
+    "cache_append",
+    "cache_compact",
     "draft_topk",
+    "embed",
+    "linear",
+    "linear_heads",
+    "moe_experts",
+    "moe_route",
+    "pack_experts",
+    "pack_linear",
+    "residual_add",
+    "rms_norm",
+    "rope",
+    "swiglu",
     "tree_accept",
     "tree_build",
     "tree_rows",
+    "verify_attn",
 ]

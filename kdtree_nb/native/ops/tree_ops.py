@@ -1,7 +1,7 @@
 """Operations on draft trees: thin typed faces over the native operators, and their fake kernels.
 
 Wrong types, shapes and values raise ValueError in the native binding; a face only orders arguments.
-B streams, L draft depth, K candidates per depth, V vocabulary, N = 1 + max_budget tree slots, T rows of one forward pass.
+B streams, L draft depth, K candidates per depth, V vocabulary, N = 1 + max_budget tree slots, T rows of one pass.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Rows(NamedTuple):
 
 
 def draft_topk(logits: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
-    """Log-softmax over V and its K largest: f32 or bf16 [B, L, V] -> (log_probs f32 [B, L, K], token_ids i64 [B, L, K]).
+    """Log-softmax over V and its K largest: f32 or bf16 [B, L, V] -> log_probs f32 [B, L, K], token_ids i64 [B, L, K].
 
-    Largest first, the lower id first among equal logits; log-probs are never above 0. A logit of -inf has log-prob -inf.
-    Raises ValueError for NaN or +inf, naming stream and depth, and for num_candidates outside 1 … V.
+    Largest first, the lower id first among equal logits; log-probs are never above 0. A logit of -inf has log-prob
+    -inf. Raises ValueError for NaN or +inf, naming stream and depth, and for num_candidates outside 1 … V.
     """
     return native.draft_topk(logits, num_candidates)
 
@@ -47,15 +47,15 @@ def tree_build(
 ) -> DraftTree:
     """The trees of the budget[b] heaviest prefixes, nodes in best-first order.
 
-    log_probs f32 [B, L, K] and token_ids i64 [B, L, K]: the candidates of each depth, best first. bonus i64 [B]: the root
-    tokens. budget: one int, or i32 [B], nodes besides the root. max_budget sizes the arrays; by default the largest budget.
-    Raises ValueError for budgets outside 0 … max_budget ≤ 1023, and for a row of candidates that is NaN, positive,
-    increasing or repeats a token id.
+    log_probs f32 [B, L, K] and token_ids i64 [B, L, K]: the candidates of each depth, best first. bonus i64 [B]: the
+    root tokens. budget: one int, or i32 [B], nodes besides the root. max_budget sizes the arrays; by default the
+    largest budget. Raises ValueError for budgets outside 0 … max_budget ≤ 1023, and for a row of candidates that is
+    NaN, positive, increasing or repeats a token id.
     """
     if isinstance(budget, int):
         if max_budget is None:
             max_budget = budget
-        budget = _budget_tensor(budget, log_probs.shape[0], log_probs.device)
+        budget = _budget_tensor(budget, bonus.numel(), bonus.device)
     elif max_budget is None:
         max_budget = int(budget.max()) if budget.numel() else 0
     return DraftTree(*native.tree_build(log_probs, token_ids, bonus, budget, max_budget))

@@ -1,0 +1,105 @@
+"""The Drafter protocol: committed tokens in, per-depth candidates (or a ready tree) out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from kdtree_nb.tree import DraftTree
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DraftContext:
+    """What a drafter may look at. The B streams are those still being decoded; a drafter must not change anything here.
+
+    tokens:            per stream, the prompt and everything emitted; the last one is the bonus token, the tree's root
+    stream_ids:        per stream, its index in the batch that was asked for
+    num_prompt_tokens: per stream, how many of `tokens` are the prompt
+    num_candidates:    candidates per depth that the tree can use, min(max_budget, vocab_size); fewer may be returned
+    features:          the target's hidden features, for drafters that ask for them
+    """
+
+    tokens: list[list[int]]
+    stream_ids: list[int]
+    num_prompt_tokens: list[int]
+    num_candidates: int
+    vocab_size: int
+    device: torch.device
+    features: torch.Tensor | None = None
+
+
+class DraftCandidates(NamedTuple):
+    """Per stream and depth d = 1 … L the K likeliest tokens. L and K may be 0; a token of log-prob -inf is never taken.
+
+    log_probs: f32 [B, L, K]  not above 0, not increasing along K
+    token_ids: i64 [B, L, K]  distinct along K
+    """
+
+    log_probs: torch.Tensor
+    token_ids: torch.Tensor
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Anything with a greatest depth and a `draft` method."""
+
+    depth: int
+
+    def draft(self, context: DraftContext) -> DraftCandidates | DraftTree:
+        """Candidates for the B streams of `context`, or B ready trees whose roots are the bonus tokens."""
+        ...
+
+
+class StreamDraft(NamedTuple):
+    """One stream's candidates: log_probs f32 [L, K] and token_ids i64 [L, K], as numpy arrays."""
+
+    log_probs: np.ndarray
+    token_ids: np.ndarray
+
+
+def stack(drafts: Sequence[StreamDraft], device: torch.device) -> DraftCandidates:
+    """Pad the streams' drafts to a common depth and width with -inf, and put them on `device`."""
+    depth = max((d.log_probs.shape[0] for d in drafts), default=0)
+    width = max((d.log_probs.shape[1] for d in drafts), default=0)
+    log_probs = np.full((len(drafts), depth, width), -np.inf, dtype=np.float32)
+    token_ids = np.tile(np.arange(width), (len(drafts), depth, 1))
+    for row, draft in enumerate(drafts):
+        num_depths, num_candidates = draft.log_probs.shape
+        log_probs[row, :num_depths, :num_candidates] = draft.log_probs
+        for level, ids in enumerate(draft.token_ids):
+            token_ids[row, level] = ids if num_candidates == width else _with_fillers(ids, width)
+    return DraftCandidates(torch.from_numpy(log_probs).to(device), torch.from_numpy(token_ids).to(device))
+
+
+def _with_fillers(ids: np.ndarray, width: int) -> np.ndarray:
+    unused = np.setdiff1d(np.arange(width), ids)
+    return np.concatenate([ids, unused])[:width]
+
+
+def check_depth(name: str, depth: int) -> int:
+    """`depth` itself. Raises ValueError unless it is a positive integer."""
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
+        raise ValueError(f"{name}: expected a depth of at least 1, got {depth!r}")
+    return depth
+
+
+def as_continuations(name: str, continuations: Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
+    """One list per stream. A flat list of ids is the continuation of a single stream."""
+    if len(continuations) == 0:
+        raise ValueError(f"{name}: expected the tokens that the target will emit, got none")
+    if isinstance(continuations[0], (int, np.integer)):
+        return [[int(t) for t in continuations]]
+    return [[int(t) for t in stream] for stream in continuations]
+
+
+def upcoming(name: str, context: DraftContext, row: int, continuations: list[list[int]], depth: int) -> list[int]:
+    """The next at most `depth` tokens that the target will emit on the stream in `row`."""
+    stream = context.stream_ids[row]
+    if stream >= len(continuations):
+        raise ValueError(f"{name}: expected a continuation for stream {stream}, got {len(continuations)} continuations")
+    num_emitted = len(context.tokens[row]) - context.num_prompt_tokens[row]
+    return continuations[stream][num_emitted : num_emitted + depth]

@@ -1,0 +1,153 @@
+"""NGram: prompt lookup. What followed the last occurrences of the current suffix will probably follow again."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from kdtree_nb.drafters.base import DraftCandidates, DraftContext, check_depth
+
+Level = list[tuple[int, float]]
+"""Candidates of one depth, (token, log-prob), best first."""
+
+_RECENCY = 0.5
+"""Vote of a match relative to the next more recent one."""
+
+_AGREEMENT = 0.9
+"""Probability given to the candidates of one depth together."""
+
+_SURE = math.log(_AGREEMENT)
+
+_MIN_SHARE = 0.4
+"""Share of the votes below which a token that is not the favourite is left out: a row of the target costs more."""
+
+
+class SuffixIndex:
+    """Where each n-gram (min_n … max_n tokens) of one growing list ended before. Adding a token costs O(max_n)."""
+
+    def __init__(self, tokens: list[int], min_n: int, max_n: int) -> None:
+        self.tokens = tokens
+        self.num_indexed = 0
+        self.lengths = range(max_n, min_n - 1, -1)
+        self.ends: dict[tuple[int, ...], list[int]] = {}
+
+    def covers(self, tokens: list[int]) -> bool:
+        """Whether `tokens` is the list that was indexed, perhaps grown since."""
+        return tokens is self.tokens and len(tokens) >= self.num_indexed
+
+    def update(self) -> None:
+        """Index the n-grams that have got a following token since the last call."""
+        tokens, ends = self.tokens, self.ends
+        for end in range(max(self.num_indexed, 1), len(tokens)):
+            for n in self.lengths:
+                if n <= end:
+                    ends.setdefault(tuple(tokens[end - n : end]), []).append(end)
+        self.num_indexed = len(tokens)
+
+    def lookup(self, num_matches: int) -> list[int]:
+        """Ends of the most recent earlier occurrences of the longest suffix that has any, most recent first."""
+        tokens, length = self.tokens, len(self.tokens)
+        for n in self.lengths:
+            found = self.ends.get(tuple(tokens[length - n :])) if n <= length else None
+            if found:
+                return found[: -num_matches - 1 : -1]
+        return []
+
+    def match_length(self, end: int, limit: int) -> int:
+        """How many tokens before `end` equal the suffix of the list, counted up to `limit`."""
+        tokens, last = self.tokens, len(self.tokens)
+        limit = min(limit, end)
+        n = 0
+        while n < limit and tokens[end - 1 - n] == tokens[last - 1 - n]:
+            n += 1
+        return n
+
+    def continuation(self, end: int, depth: int) -> list[int]:
+        """The `depth` tokens that followed `end`; past the end of the list the copy goes on from itself."""
+        copied = self.tokens[end : end + depth]
+        period = len(copied)
+        while len(copied) < depth:
+            copied.append(copied[-period])
+        return copied
+
+
+class NGram:
+    """Prompt lookup over the committed tokens of each stream.
+
+    The longest suffix of max_n … min_n tokens that occurred before is looked up. At every depth the continuations of
+    its `num_matches` most recent occurrences vote, recent ones more; those that lose leave. None reaches deeper than
+    its match is long: a short match predicts little, and a drafted token costs a row of the target. No match: no draft.
+    """
+
+    def __init__(self, max_n: int = 6, depth: int = 16, min_n: int = 1, num_matches: int = 4) -> None:
+        if not 1 <= min_n <= max_n:
+            raise ValueError(f"NGram: expected 1 <= min_n <= max_n, got min_n {min_n}, max_n {max_n}")
+        if num_matches < 1:
+            raise ValueError(f"NGram: expected num_matches of at least 1, got {num_matches}")
+        self.depth = check_depth("NGram", depth)
+        self.max_n = max_n
+        self.min_n = min_n
+        self.num_matches = num_matches
+        self._indexes: dict[int, SuffixIndex] = {}
+
+    def draft(self, context: DraftContext) -> DraftCandidates:
+        """Candidates voted for by earlier occurrences; L = 0 when no stream has any."""
+        streams = [self._levels(s, tokens) for s, tokens in zip(context.stream_ids, context.tokens, strict=True)]
+        depth = max(map(len, streams))
+        width = min(max((len(level) for levels in streams for level in levels), default=0), context.num_candidates)
+        padded = [pair for levels in streams for pair in _pad(levels, depth, width)]
+        shape = (len(streams), depth, width)
+        return DraftCandidates(
+            torch.tensor([p for _, p in padded], dtype=torch.float32, device=context.device).view(shape),
+            torch.tensor([t for t, _ in padded], dtype=torch.int64, device=context.device).view(shape),
+        )
+
+    def _levels(self, stream: int, tokens: list[int]) -> list[Level]:
+        index = self._indexes.get(stream)
+        if index is None or not index.covers(tokens):
+            index = self._indexes[stream] = SuffixIndex(tokens, self.min_n, self.max_n)
+        index.update()
+        return _count(
+            [
+                (index.continuation(end, index.match_length(end, self.depth)), _RECENCY**age)
+                for age, end in enumerate(index.lookup(self.num_matches))
+            ]
+        )
+
+
+def _count(voters: list[tuple[list[int], float]]) -> list[Level]:
+    """Per depth the favourite and its strong rivals, by the voters that agreed on all favourites so far."""
+    levels: list[Level] = []
+    while len(voters) > 1:
+        depth = len(levels)
+        votes: dict[int, float] = {}
+        for text, weight in voters:
+            votes[text[depth]] = votes.get(text[depth], 0.0) + weight
+        if len(votes) == 1:
+            levels.append([(token, _SURE) for token in votes])
+        else:
+            levels.append(_elect(votes))
+            voters = [voter for voter in voters if voter[0][depth] == levels[-1][0][0]]
+        voters = [voter for voter in voters if len(voter[0]) > depth + 1]
+    return levels + [[(token, _SURE)] for text, _ in voters for token in text[len(levels) :]]
+
+
+def _elect(votes: dict[int, float]) -> Level:
+    """The favourite, and rivals with a share of at least _MIN_SHARE."""
+    total = sum(votes.values())
+    (favourite, most), *rivals = sorted(votes.items(), key=lambda item: -item[1])
+    strong = [(token, weight) for token, weight in rivals if weight >= _MIN_SHARE * total]
+    return [(token, math.log(_AGREEMENT * weight / total)) for token, weight in [(favourite, most), *strong]]
+
+
+def _pad(levels: list[Level], depth: int, width: int) -> Level:
+    """depth * width pairs: every level cut or filled up to `width` with distinct tokens of log-prob -inf."""
+    pairs: Level = []
+    for level in levels:
+        pairs += level[:width]
+        if len(level) < width:
+            drafted = [token for token, _ in level]
+            unused = (token for token in range(width) if token not in drafted)
+            pairs += [(token, -math.inf) for token, _ in zip(unused, range(width - len(level)), strict=False)]
+    return pairs + [(token, -math.inf) for token in range(width)] * (depth - len(levels))

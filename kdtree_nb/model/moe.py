@@ -1,0 +1,46 @@
+"""Feed-forward blocks: dense SwiGLU, and routed experts with a shared one. Each returns its input plus its output."""
+
+from __future__ import annotations
+
+import torch
+
+from kdtree_nb.config import ModelConfig
+from kdtree_nb.native import ops
+
+
+class DenseFeedForward:
+    """x + W_down (silu(W_gate n) * W_up n), n = norm(x). norm [D], gate and up [I, D], down [D, I]."""
+
+    def __init__(
+        self, config: ModelConfig, norm: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor
+    ) -> None:
+        self.eps, self.norm = config.rms_norm_eps, norm
+        self.gate_up = ops.pack_linear(torch.cat([gate, up]))
+        self.down = ops.pack_linear(down)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, D] -> [T, D]."""
+        gate_up = ops.linear(ops.rms_norm(x, self.norm, self.eps), self.gate_up)
+        return ops.linear(ops.swiglu(gate_up), self.down, x)
+
+
+class MoeFeedForward:
+    """x + the weighted sum of the chosen experts and the shared one of norm(x). norm [D], router [E, D]."""
+
+    def __init__(
+        self, config: ModelConfig, norm: torch.Tensor, router: torch.Tensor, experts: ops.PackedExperts,
+        bias: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        self.eps, self.norm, self.experts, self.bias = config.rms_norm_eps, norm, experts, bias
+        self.router = ops.pack_linear(router)
+        self.top_k, self.scoring = config.num_experts_per_tok, config.scoring_func
+        self.renormalize, self.scaling_factor = config.norm_topk_prob, config.routed_scaling_factor
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, D] -> [T, D]."""
+        h = ops.rms_norm(x, self.norm, self.eps)
+        logits = ops.linear(h, self.router, None, True)
+        expert_id, weight = ops.moe_route(
+            logits, self.top_k, self.scoring, self.bias, self.renormalize, self.scaling_factor
+        )
+        return ops.moe_experts(h, self.experts, expert_id, weight, x)

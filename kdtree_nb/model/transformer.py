@@ -1,0 +1,56 @@
+"""The target model: embedding, layers of attention and feed-forward, head. The whole forward pass is in this file."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+
+from kdtree_nb.config import ModelConfig
+from kdtree_nb.model.latent_cache import LatentCache
+from kdtree_nb.model.mla import Attention
+from kdtree_nb.model.tokenizer import ByteTokenizer
+from kdtree_nb.native import ops
+from kdtree_nb.tree import DraftTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """One decoder layer; both parts add their input to their output."""
+
+    attention: Attention
+    feed_forward: Callable[[torch.Tensor], torch.Tensor]
+
+
+class Model:
+    """An MLA + MoE decoder over the rows of a step. embedding [V, D], norm [D], head packed [V, D]."""
+
+    def __init__(
+        self, config: ModelConfig, embedding: torch.Tensor, layers: list[Layer], norm: torch.Tensor,
+        head: ops.PackedLinear,
+    ) -> None:  # fmt: skip
+        self.config = config
+        self.embedding, self.layers, self.norm, self.head = embedding, layers, norm, head
+        self.dtype, self.device = embedding.dtype, embedding.device
+        self.tokenizer = ByteTokenizer()
+
+    def new_cache(self, num_streams: int, num_slots: int) -> LatentCache:
+        """An empty cache for `num_streams` streams of `num_slots` tokens each, in the model's dtype."""
+        return LatentCache(self.config, num_streams, num_slots, self.dtype, self.device)
+
+    def forward(
+        self, rows: ops.Rows, tree: DraftTree, cache: LatentCache, prefix_len: torch.Tensor, need_logits: bool = True
+    ) -> torch.Tensor | None:
+        """Logits f32 [T, V] of the T rows of `tree` (see `ops.tree_rows`), or None where they are not needed.
+
+        Row t attends to its stream's first prefix_len [S] slots, to its ancestors and to itself. Every row is appended
+        to the cache at slot prefix_len + node. Raises ValueError on a token outside the vocabulary or a full cache.
+        """
+        x = ops.embed(self.embedding, rows.token)
+        for layer in self.layers:
+            x = layer.attention(x, rows, tree, cache, prefix_len)
+            x = layer.feed_forward(x)
+        if not need_logits:
+            return None
+        return ops.linear(ops.rms_norm(x, self.norm, self.config.rms_norm_eps), self.head, None, True)

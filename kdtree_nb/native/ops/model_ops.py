@@ -1,0 +1,278 @@
+"""Operations of the target model: thin typed faces over the native operators, and their fake kernels.
+
+Wrong types, shapes and values raise ValueError in the native binding; a face only orders arguments. "float" below is
+f32 or bf16, the same for all float arguments of a call. T rows of one forward pass, D hidden size, H heads,
+C kv_lora_rank, R qk_rope_head_dim, E experts, I expert width, V vocabulary, S streams, P slots, N tree slots,
+L draft depth.
+A row of a result has the same bits whatever other rows it is computed beside, and on any number of threads.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kdtree_nb.native.ops.namespace import native
+from kdtree_nb.native.ops.tree_ops import Rows
+from kdtree_nb.tree import DraftTree
+
+PACKED_OUTPUTS = 16
+"""Neighbouring outputs that one vector of a packed weight holds."""
+
+_SCORINGS = {"softmax": 0, "sigmoid": 1}
+
+
+class PackedLinear(NamedTuple):
+    """Weights of one matrix per group, packed by `pack_linear`. data: float [G, ceil(N/16), K, 16], zeros past N."""
+
+    data: Tensor
+    num_out: int
+    num_in: int
+    num_groups: int
+
+
+class PackedExperts(NamedTuple):
+    """Weights of E routed experts and at most one shared expert, packed by `pack_experts`.
+
+    gate_up: float [E, ceil(2I/16), D, 16]          down: float [E, ceil(D/16), I, 16]
+    shared_gate_up: float [1, ceil(2S/16), D, 16]   shared_down: float [1, ceil(D/16), S, 16], or None
+    width, shared_width: I and S; S is 0 without a shared expert
+    """
+
+    gate_up: Tensor
+    down: Tensor
+    shared_gate_up: Tensor | None
+    shared_down: Tensor | None
+    width: int
+    shared_width: int
+
+
+def embed(weight: Tensor, token: Tensor) -> Tensor:
+    """Rows `weight[token]`: weight float [V, D], token i64 [T] -> float [T, D]. Raises ValueError for ids outside."""
+    return native.embed(weight, token)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + eps) · weight: x float [T, D] (rows may be strided), weight float [D] -> float [T, D]."""
+    return native.rms_norm(x, weight, eps)
+
+
+def pack_linear(weight: Tensor) -> PackedLinear:
+    """Pack weights once at load: float [N, K], or [G, N, K] for `linear_heads`."""
+    if weight.dim() == 2:
+        weight = weight.unsqueeze(0)
+    data = native.pack_linear(weight)
+    num_groups, num_out, num_in = weight.shape
+    return PackedLinear(data, num_out, num_in, num_groups)
+
+
+def linear(x: Tensor, packed: PackedLinear, residual: Tensor | None = None, out_f32: bool = False) -> Tensor:
+    """W x (+ residual) per row: x float [T, K] (rows may be strided), residual float [T, N] -> [T, N].
+
+    The product is rounded once; the residual is added with a rounding of its own. out_f32 keeps bf16 products in f32
+    (and then takes no residual).
+    """
+    return native.linear(x, packed.data, packed.num_out, residual, out_f32)
+
+
+def linear_heads(x: Tensor, packed: PackedLinear) -> Tensor:
+    """One matrix per head: x float [T, G, K] (rows and heads may be strided) -> float [T, G, N]."""
+    return native.linear_heads(x, packed.data, packed.num_out)
+
+
+def rope(x: Tensor, cos_sin: Tensor, position: Tensor) -> Tensor:
+    """Rotate pairs (i, i + R/2) by the angle of the row's position.
+
+    x float [T, H, R] (rows and heads may be strided), cos_sin f32 [P, R] (R/2 cosines, then R/2 sines),
+    position i32 [T] -> float [T, H, R]. Raises ValueError for a position outside the table.
+    """
+    return native.rope(x, cos_sin, position)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) · up: float [T, 2I], I gates then I ups -> float [T, I]."""
+    return native.swiglu(gate_up)
+
+
+def residual_add(x: Tensor, y: Tensor) -> Tensor:
+    """x + y, rounded: two float [T, D] -> float [T, D]."""
+    return native.residual_add(x, y)
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """Id of the largest logit, the lower id on ties, -1 for a row with a NaN: f32 [T, V] -> i64 [T]."""
+    return native.argmax(logits)
+
+
+def moe_route(
+    logits: Tensor,
+    top_k: int,
+    scoring: str = "softmax",
+    bias: Tensor | None = None,
+    renormalize: bool = False,
+    scaling_factor: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """The top_k experts of each row: logits f32 [T, E], bias f32 [E] -> (expert_id i32, weight f32), both [T, top_k].
+
+    Ids ascend. Scores are the softmax over all experts or each logit's sigmoid; the bias takes part in the selection
+    only. Weights are the scores, divided by (sum + 1e-20) if `renormalize`, times scaling_factor. Equal scores: the
+    lower id first. Raises ValueError for another scoring or a top_k outside 1 … E.
+    """
+    code = _SCORINGS.get(scoring)
+    if code is None:
+        raise ValueError(f"moe_route: scoring: expected one of {list(_SCORINGS)}, got {scoring!r}")
+    return native.moe_route(logits, bias, top_k, code, renormalize, scaling_factor)
+
+
+def pack_experts(
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    shared_gate: Tensor | None = None,
+    shared_up: Tensor | None = None,
+    shared_down: Tensor | None = None,
+) -> PackedExperts:
+    """Pack experts once at load: gate and up float [E, I, D], down [E, D, I].
+
+    The shared expert: shared_gate and shared_up float [S, D], shared_down [D, S]. Raises ValueError unless it has all
+    three or none.
+    """
+    shared = (shared_gate, shared_up, shared_down)
+    if any(part is None for part in shared) and any(part is not None for part in shared):
+        raise ValueError("pack_experts: expected shared_gate, shared_up and shared_down together or none, got some")
+    gate_up = native.pack_linear(torch.cat([gate, up], dim=1))
+    packed_down = native.pack_linear(down)
+    if shared_gate is None:
+        return PackedExperts(gate_up, packed_down, None, None, gate.shape[1], 0)
+    shared_gate_up = native.pack_linear(torch.cat([shared_gate, shared_up]).unsqueeze(0))
+    packed_shared_down = native.pack_linear(shared_down.unsqueeze(0))
+    return PackedExperts(gate_up, packed_down, shared_gate_up, packed_shared_down, gate.shape[1], shared_gate.shape[0])
+
+
+def moe_experts(
+    x: Tensor, experts: PackedExperts, expert_id: Tensor, weight: Tensor, residual: Tensor | None = None
+) -> Tensor:
+    """Σ weight · expert(x) + shared(x) (+ residual): x, residual float [T, D] -> float [T, D].
+
+    expert_id i32 and weight f32 [T, top_k], as `moe_route` returns them. Experts are added in order of id, the shared
+    one last. Raises ValueError for an expert id outside 0 … E-1.
+    """
+    gate_up, down, shared_gate_up, shared_down, width, shared_width = experts
+    return native.moe_experts(
+        x, gate_up, down, shared_gate_up, shared_down, expert_id, weight, width, shared_width, residual
+    )
+
+
+def cache_append(cache: Tensor, latent: Tensor, k_rope: Tensor, stream: Tensor, slot: Tensor) -> None:
+    """cache[stream[t], slot[t]] = [latent[t], k_rope[t]] in place.
+
+    cache float [S, P, C+R] of one layer, latent float [T, C], k_rope float [T, R], stream and slot i32 [T]. Raises
+    ValueError for a stream or slot outside the cache, before anything is written.
+    """
+    native.cache_append(cache, latent, k_rope, stream, slot)
+
+
+def cache_compact(cache: Tensor, prefix_len: Tensor, accepted_path: Tensor, num_accepted: Tensor) -> None:
+    """Move the accepted nodes' rows of every layer to directly behind the root, in place.
+
+    Slot prefix_len + 1 + j receives slot prefix_len + accepted_path[j] for j < num_accepted. cache float
+    [layers, S, P, C+R], prefix_len and num_accepted i32 [S], accepted_path i32 [S, L] node indices without the root.
+    Raises ValueError for indices that do not ascend from 1 or leave the cache, before anything is moved.
+    """
+    native.cache_compact(cache, prefix_len, accepted_path, num_accepted)
+
+
+def verify_attn(
+    q_latent: Tensor, q_rope: Tensor, cache: Tensor, rows: Rows, tree: DraftTree, prefix_len: Tensor, scale: float
+) -> Tensor:
+    """Attention of tree nodes: each row sees the prefix of its stream, its ancestors and itself.
+
+    softmax(scale · (q_latent · latent + q_rope · k_rope)) · latent. q_latent float [T, H, C], q_rope float [T, H, R],
+    cache float [S, P, C+R] of one layer, prefix_len i32 [S] -> float [T, H, C]. Slots that a row does not see are not
+    read. Raises ValueError for streams, nodes or slots outside their arrays and for invalid parents.
+    """
+    return native.verify_attn(
+        q_latent, q_rope, cache, rows.stream, rows.node, tree.parent, tree.depth, prefix_len, scale
+    )
+
+
+@native.fake
+def embed_fake(weight: Tensor, token: Tensor) -> Tensor:
+    return weight.new_empty((token.shape[0], weight.shape[1]))
+
+
+@native.fake
+def rms_norm_fake(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@native.fake
+def pack_linear_fake(weight: Tensor) -> Tensor:
+    G, N, K = weight.shape
+    return weight.new_empty((G, (N + PACKED_OUTPUTS - 1) // PACKED_OUTPUTS, K, PACKED_OUTPUTS))
+
+
+@native.fake
+def linear_fake(x: Tensor, packed: Tensor, num_out: int, residual: Tensor | None, out_f32: bool) -> Tensor:
+    return x.new_empty((x.shape[0], num_out), dtype=torch.float32 if out_f32 else x.dtype)
+
+
+@native.fake
+def linear_heads_fake(x: Tensor, packed: Tensor, num_out: int) -> Tensor:
+    return x.new_empty((x.shape[0], x.shape[1], num_out))
+
+
+@native.fake
+def rope_fake(x: Tensor, cos_sin: Tensor, position: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@native.fake
+def swiglu_fake(gate_up: Tensor) -> Tensor:
+    return gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
+
+
+@native.fake
+def residual_add_fake(x: Tensor, y: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@native.fake
+def argmax_fake(logits: Tensor) -> Tensor:
+    return logits.new_empty((logits.shape[0],), dtype=torch.int64)
+
+
+@native.fake
+def moe_route_fake(
+    logits: Tensor, bias: Tensor | None, top_k: int, scoring: int, renormalize: bool, scaling_factor: float
+) -> tuple[Tensor, Tensor]:
+    shape = (logits.shape[0], top_k)
+    return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape)
+
+
+@native.fake
+def moe_experts_fake(
+    x: Tensor, gate_up: Tensor, down: Tensor, shared_gate_up: Tensor | None, shared_down: Tensor | None,
+    expert_id: Tensor, weight: Tensor, width: int, shared_width: int, residual: Tensor | None,
+) -> Tensor:  # fmt: skip
+    return x.new_empty(x.shape)
+
+
+@native.fake
+def cache_append_fake(cache: Tensor, latent: Tensor, k_rope: Tensor, stream: Tensor, slot: Tensor) -> None:
+    return None
+
+
+@native.fake
+def cache_compact_fake(cache: Tensor, prefix_len: Tensor, accepted_path: Tensor, num_accepted: Tensor) -> None:
+    return None
+
+
+@native.fake
+def verify_attn_fake(
+    q_latent: Tensor, q_rope: Tensor, cache: Tensor, stream: Tensor, node: Tensor, parent: Tensor, depth: Tensor,
+    prefix_len: Tensor, scale: float,
+) -> Tensor:  # fmt: skip
+    return q_latent.new_empty(q_latent.shape)

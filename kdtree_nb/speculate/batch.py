@@ -1,0 +1,179 @@
+"""Batch: S streams decoded together, and the five verbs of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from kdtree_nb.drafters import DraftCandidates, DraftContext, Drafter
+from kdtree_nb.model import Model
+from kdtree_nb.native import ops
+from kdtree_nb.speculate.drafting import chain_trees, check_tokens, root_trees, tree_from_candidates, tree_from_drafter
+from kdtree_nb.speculate.forward import TreeForward
+from kdtree_nb.speculate.stats import STAGES, StepRecord, timed
+from kdtree_nb.speculate.stream import Stream
+from kdtree_nb.tree import DraftTree
+
+PREFILL_CHUNK_TOKENS = 256
+"""Prompt tokens per stream in one prefill forward. The logits do not depend on it."""
+
+
+class Verified(NamedTuple):
+    """The target's view of trees: logits f32 [T, V] of their rows, target_token i64 [S, N], num_nodes per stream."""
+
+    logits: torch.Tensor
+    target_token: torch.Tensor
+    num_nodes: list[int]
+
+
+class Accepted(NamedTuple):
+    """path i32 [S, L], num_accepted i32 [S], next_token i64 [S]; the same on the host for the streams that took part.
+
+    streams, paths, emitted: per stream that took part, itself, its accepted node indices and its new tokens
+    """
+
+    path: torch.Tensor
+    num_accepted: torch.Tensor
+    next_token: torch.Tensor
+    streams: list[Stream]
+    paths: list[list[int]]
+    emitted: list[list[int]]
+
+
+class Batch:
+    """Per-step state of S streams: i32 tensors prefix_len, budget, active [S] and i64 bonus [S] on the model's device.
+
+    A stream that has finished keeps its place with active 0, budget 0 and no rows.
+    """
+
+    def __init__(
+        self, model: Model, drafter: Drafter | None, streams: list[Stream], return_logits: bool = False,
+        on_step: Callable[[StepRecord], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.model, self.drafter, self.streams = model, drafter, streams
+        self.return_logits, self.on_step = return_logits, on_step
+        self.seconds = dict.fromkeys(STAGES, 0.0)
+        self.num_steps = 0
+        self.max_budget = max(s.budget for s in streams)
+        S, device = len(streams), model.device
+        self.prefix_len = torch.zeros(S, dtype=torch.int32, device=device)
+        self.bonus = torch.tensor([s.tokens[-1] for s in streams], device=device)
+        self.roots = root_trees(self.bonus)
+        self.cache = model.new_cache(S, max(s.max_tokens for s in streams) + 1 + self.max_budget)
+        self.forward = TreeForward(model, self.cache, self.prefix_len)
+        self._retire()
+
+    def _retire(self) -> None:
+        """Let go of the streams that have finished."""
+        self.running = [s for s in self.streams if s.finish_reason is None]
+        running = {s.index for s in self.running}
+        device = self.model.device
+        self.all_running = len(running) == len(self.streams)
+        self.active = torch.tensor([int(s.index in running) for s in self.streams], dtype=torch.int32, device=device)
+        budgets = [s.budget if s.index in running else 0 for s in self.streams]
+        self.budget = torch.tensor(budgets, dtype=torch.int32, device=device)
+
+    @timed("prefill")
+    def prefill(self) -> None:
+        """Put prompt[:-1] of every stream into the cache: a prompt is a tree without branches."""
+        prompts = [s.tokens[:-1] if s.finish_reason is None else [] for s in self.streams]
+        for start in range(0, max(map(len, prompts)), PREFILL_CHUNK_TOKENS):
+            chunks = [p[start : start + PREFILL_CHUNK_TOKENS] for p in prompts]
+            tree = chain_trees(chunks, self.model.device)
+            rows = ops.tree_rows(tree, self.prefix_len)
+            self.model.forward(rows, tree, self.cache, self.prefix_len, need_logits=False)
+            self.prefix_len.add_(tree.num_nodes)
+            for stream, chunk in zip(self.streams, chunks, strict=True):
+                stream.stats.num_prefill_forwards += bool(chunk)
+
+    def step(self) -> None:
+        """One target forward over all running streams; each emits at least one token."""
+        draft = self.draft()
+        tree = self.build(draft)
+        verified = self.verify(tree)
+        accepted = self.accept(tree, verified)
+        self.compact(accepted)
+        self._report(tree, verified, accepted)
+
+    @timed("draft")
+    def draft(self) -> DraftCandidates | DraftTree | None:
+        """What the drafter proposes for the running streams; None where no stream has room for a drafted token."""
+        if self.max_budget == 0 or all(s.num_remaining == 1 for s in self.running):
+            return None
+        vocab_size = self.model.config.vocab_size
+        context = DraftContext(
+            tokens=[s.tokens for s in self.running],
+            stream_ids=[s.index for s in self.running],
+            num_prompt_tokens=[s.num_prompt_tokens for s in self.running],
+            num_candidates=min(self.max_budget, vocab_size),
+            vocab_size=vocab_size,
+            device=self.model.device,
+        )
+        return self.drafter.draft(context)
+
+    @timed("build")
+    def build(self, draft: DraftCandidates | DraftTree | None) -> DraftTree:
+        """The trees of all S streams; no node lies deeper than its stream may still emit."""
+        if isinstance(draft, DraftTree):
+            tree = tree_from_drafter(self, draft)
+        elif draft is None or draft.log_probs.shape[1] == 0:
+            r = self.roots
+            return DraftTree(self.bonus.unsqueeze(1), r.parent, r.depth, r.log_prob, r.ancestor_bits, self.active)
+        else:
+            tree = tree_from_candidates(self, draft)
+        if not self.all_running:
+            tree.num_nodes.mul_(self.active)
+        return tree
+
+    @timed("verify")
+    def verify(self, tree: DraftTree) -> Verified:
+        """One target forward over the rows of the trees, and its greedy choice after every node."""
+        num_nodes = tree.num_nodes.tolist()
+        try:
+            logits, token = self.forward(tree, sum(num_nodes))
+        except ValueError as error:
+            check_tokens(self, tree, error)
+            raise
+        if token.shape[0] == tree.token.numel():
+            return Verified(logits, token.view(tree.token.shape), num_nodes)
+        used = torch.arange(tree.token.shape[1], device=token.device) < tree.num_nodes.unsqueeze(1)
+        target_token = torch.full_like(tree.token, -1).masked_scatter_(used, token)
+        return Verified(logits, target_token, num_nodes)
+
+    @timed("accept")
+    def accept(self, tree: DraftTree, verified: Verified) -> Accepted:
+        """Follow the target's choices down the trees and emit them."""
+        path, num_accepted, next_token = ops.tree_accept(tree, verified.target_token, tree.max_budget)
+        nodes, lengths, target_token = path.tolist(), num_accepted.tolist(), verified.target_token.tolist()
+        streams = self.running
+        paths = [nodes[s.index][: lengths[s.index]] for s in streams]
+        emitted, first_row = [], 0
+        for stream, accepted in zip(streams, paths, strict=True):
+            chosen = target_token[stream.index]
+            emitted.append(stream.emit([chosen[0], *[chosen[node] for node in accepted]]))
+            num_nodes = verified.num_nodes[stream.index]
+            stream.record_step(num_nodes, len(accepted), len(emitted[-1]))
+            if self.return_logits:
+                rows = [first_row + node for node in (0, *accepted)]
+                stream.logits.append(verified.logits[rows[: len(emitted[-1])]])
+            first_row += num_nodes
+        if any(stream.finish_reason for stream in streams):
+            self._retire()
+        return Accepted(path, num_accepted, next_token, streams, paths, emitted)
+
+    @timed("compact")
+    def compact(self, accepted: Accepted) -> None:
+        """Move the accepted rows of the cache behind the prefix and lengthen it; what comes next is the new root."""
+        if any(path and path != list(range(1, len(path) + 1)) for path in accepted.paths):
+            self.cache.compact(self.prefix_len, accepted.path, accepted.num_accepted)
+        self.prefix_len.add_(accepted.num_accepted).add_(self.active)
+        self.bonus = accepted.next_token if self.all_running else accepted.next_token.clamp_(min=0)
+
+    def _report(self, tree: DraftTree, verified: Verified, accepted: Accepted) -> None:
+        if self.on_step:
+            streams = [stream.index for stream in accepted.streams]
+            target_token = verified.target_token.clone()  # the next step may overwrite it
+            self.on_step(StepRecord(self.num_steps, streams, tree, target_token, accepted.paths, accepted.emitted))
+        self.num_steps += 1

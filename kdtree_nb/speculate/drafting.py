@@ -1,0 +1,112 @@
+"""From a drafter's answer to the trees of a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from kdtree_nb.drafters import DraftCandidates
+from kdtree_nb.errors import NonFiniteError
+from kdtree_nb.native import ops
+from kdtree_nb.tree import DraftTree
+
+if TYPE_CHECKING:
+    from kdtree_nb.speculate.batch import Batch
+
+
+def chain_trees(chains: list[list[int]], device: torch.device) -> DraftTree:
+    """Trees without branches over the given tokens; an empty chain gives num_nodes 0. At least one is not empty."""
+    longest = max(map(len, chains))
+    padded = torch.tensor([chain + [0] * (longest - len(chain)) for chain in chains], device=device)
+    num_nodes = torch.tensor([len(chain) for chain in chains], dtype=torch.int32, device=device)
+    certain = torch.zeros(len(chains), longest - 1, 1, device=device)
+    drafted = padded[:, 1:, None].contiguous()
+    tree = ops.tree_build(certain, drafted, padded[:, 0].contiguous(), (num_nodes - 1).clamp_(min=0), longest - 1)
+    tree.num_nodes.copy_(num_nodes)
+    return tree
+
+
+def root_trees(bonus: torch.Tensor) -> DraftTree:
+    """Trees of nothing but a root, which are the trees of AR decoding: bonus i64 [S]."""
+    candidates = torch.empty(len(bonus), 0, 0, device=bonus.device)
+    return ops.tree_build(candidates, candidates.long(), bonus, 0)
+
+
+def tree_from_candidates(batch: Batch, draft: DraftCandidates) -> DraftTree:
+    """The heaviest trees of the running streams' candidates. Raises ValueError on bad ones, NonFiniteError on NaN."""
+    log_probs, token_ids = draft
+    _check_candidates(batch, log_probs, token_ids)
+    if not batch.all_running:
+        place = _places(batch)
+        log_probs, token_ids = log_probs[place], token_ids[place]
+    log_probs, token_ids = log_probs.contiguous(), token_ids.contiguous()
+    limited = [s for s in batch.running if s.num_remaining <= log_probs.shape[1]]
+    if limited:
+        log_probs = log_probs.clone()
+        for stream in limited:
+            log_probs[stream.index, stream.num_remaining - 1 :] = -torch.inf
+    try:
+        return ops.tree_build(log_probs, token_ids, batch.bonus, batch.budget, batch.max_budget)
+    except ValueError as error:
+        raise _candidates_error(batch, draft, error) from error
+
+
+def tree_from_drafter(batch: Batch, draft: DraftTree) -> DraftTree:
+    """Cut the running streams' ready trees to budget and depth limit; what is left of a best-first tree is a tree."""
+    place = None if batch.all_running else _places(batch)
+    fields = (draft.token, draft.parent, draft.depth, draft.log_prob, draft.ancestor_bits, draft.num_nodes)
+    if draft.num_streams != len(batch.running):
+        raise ValueError(
+            f"draft: {_name(batch)}: expected a tree for each of {len(batch.running)} streams, got {draft.num_streams}"
+        )
+    token, parent, depth, log_prob, bits, num_nodes = (f if place is None else f[place] for f in fields)
+    if not torch.equal(token[:, 0] * batch.active, batch.bonus * batch.active):
+        raise ValueError(f"draft: {_name(batch)}: expected trees whose roots are the bonus tokens, got others")
+    limit = torch.tensor([s.num_remaining - 1 for s in batch.streams], dtype=torch.int32, device=depth.device)
+    fits = (depth <= limit[:, None]).int().cumprod(1).sum(1, dtype=torch.int32)
+    num_nodes = torch.minimum(torch.minimum(num_nodes, fits.clamp_(min=1)), batch.budget + 1)
+    return DraftTree(token, parent, depth, log_prob, bits, num_nodes)
+
+
+def _places(batch: Batch) -> torch.Tensor:
+    """i64 [S]: the row of each stream among the running ones; a finished stream borrows row 0 (its budget is 0)."""
+    place = {s.index: row for row, s in enumerate(batch.running)}
+    return torch.tensor([place.get(s.index, 0) for s in batch.streams], device=batch.model.device)
+
+
+def _name(batch: Batch) -> str:
+    return type(batch.drafter).__name__
+
+
+def _check_candidates(batch: Batch, log_probs: torch.Tensor, token_ids: torch.Tensor) -> None:
+    if log_probs.dim() != 3 or log_probs.shape != token_ids.shape or log_probs.shape[0] != len(batch.running):
+        raise ValueError(
+            f"draft: {_name(batch)}: expected log_probs and token_ids of one shape [{len(batch.running)}, L, K], got "
+            f"{list(log_probs.shape)} and {list(token_ids.shape)}"
+        )
+
+
+def _candidates_error(batch: Batch, draft: DraftCandidates, error: ValueError) -> Exception:
+    where = draft.log_probs.isnan().any(dim=2).nonzero().tolist()
+    if not where:
+        return ValueError(f"draft: {_name(batch)}: {error}")
+    row, level = where[0]
+    stream = batch.running[row]
+    return NonFiniteError(
+        f"draft: {_name(batch)}: stream {stream.index}: the log-probs for position {len(stream.tokens) + level} hold a "
+        "NaN; check the drafter's weights and inputs"
+    )
+
+
+def check_tokens(batch: Batch, tree: DraftTree, error: ValueError) -> None:
+    """Raises ValueError that names the drafter if `error` came from a drafted id outside the vocabulary."""
+    vocab_size = batch.model.config.vocab_size
+    for stream in batch.running:
+        token = tree.token[stream.index, : int(tree.num_nodes[stream.index])]
+        outside = token[(token < 0) | (token >= vocab_size)].tolist()
+        if outside:
+            raise ValueError(
+                f"draft: {_name(batch)}: stream {stream.index}: expected token ids of 0 … {vocab_size - 1}, got "
+                f"{outside[0]}"
+            ) from error

@@ -1,0 +1,97 @@
+"""Engine: greedy generation, token by token (AR) or with draft trees (DDTree). Both give the same tokens and logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from kdtree_nb.drafters import Drafter
+from kdtree_nb.model import Model
+from kdtree_nb.speculate.batch import Batch
+from kdtree_nb.speculate.request import check_budgets, check_counts, check_prompts
+from kdtree_nb.speculate.stats import Generation, StepRecord
+from kdtree_nb.speculate.stream import Stream
+
+DEFAULT_MAX_SEQ_LEN = 4096
+
+OnStep = Callable[[StepRecord], None]
+Prompts = Sequence[int] | Sequence[Sequence[int]]
+
+
+class Engine:
+    """Decodes with `model`. A call keeps its own state: after an error the engine is as good as before.
+
+    drafter:     who proposes tokens for `generate_ddtree`; its quality decides the speed, never the output
+    budget:      most drafted tokens per stream and step, 0 … 1023
+    max_seq_len: most tokens of prompt and output together; default: the model's, at most 4096
+    """
+
+    def __init__(
+        self, model: Model, drafter: Drafter | None = None, budget: int = 16, max_seq_len: int | None = None
+    ) -> None:
+        self.model, self.drafter = model, drafter
+        self.budget = check_budgets("Engine", budget, 1)[0]
+        longest = model.config.max_position_embeddings
+        self.max_seq_len = min(DEFAULT_MAX_SEQ_LEN, longest) if max_seq_len is None else max_seq_len
+        if not 2 <= self.max_seq_len <= longest:
+            raise ValueError(
+                f"Engine: max_seq_len: expected 2 … {longest} (the model's max_position_embeddings), got {max_seq_len}"
+            )
+
+    def generate_ar(
+        self, prompt_ids: Prompts, max_new_tokens: int | Sequence[int], *, return_logits: bool = False,
+        stop_token_ids: Sequence[int] | None = None, on_step: OnStep | None = None,
+    ) -> Generation | list[Generation]:  # fmt: skip
+        """One token per target forward: the DDTree loop with budget 0. Arguments and errors as `generate_ddtree`."""
+        return self._generate(prompt_ids, max_new_tokens, 0, return_logits, stop_token_ids, on_step)
+
+    def generate_ddtree(
+        self, prompt_ids: Prompts, max_new_tokens: int | Sequence[int], *, return_logits: bool = False,
+        stop_token_ids: Sequence[int] | None = None, on_step: OnStep | None = None,
+        budget: int | Sequence[int] | None = None,
+    ) -> Generation | list[Generation]:  # fmt: skip
+        """Greedy decoding with draft trees. One list of ids gives a Generation, a list of lists a list of them.
+
+        max_new_tokens, budget: for all streams, or one per stream (budget: default the engine's)
+        stop_token_ids:         ids that end the text; default the model's eos_token_ids
+        on_step:                called with a StepRecord after each step, to stream or to draw
+
+        Raises ValueError on a bad prompt, budget or count, and NonFiniteError on NaN logits.
+        """
+        budget = self.budget if budget is None else budget
+        if self.drafter is None and budget != 0:
+            raise ValueError(f"generate_ddtree: expected a drafter for budget {budget}, got none: Engine(drafter=…)")
+        return self._generate(prompt_ids, max_new_tokens, budget, return_logits, stop_token_ids, on_step)
+
+    @torch.inference_mode()
+    def _generate(
+        self, prompt_ids: Prompts, max_new_tokens: int | Sequence[int], budget: int | Sequence[int],
+        return_logits: bool, stop_token_ids: Sequence[int] | None, on_step: OnStep | None,
+    ) -> Generation | list[Generation]:  # fmt: skip
+        prompts, is_single = check_prompts(prompt_ids, self.model.config.vocab_size, self.max_seq_len)
+        stop = self.model.config.eos_token_ids if stop_token_ids is None else stop_token_ids
+        streams = self._streams(prompts, max_new_tokens, budget, frozenset(stop))
+        batch = Batch(self.model, self.drafter, streams, return_logits, on_step)
+        if batch.running:
+            batch.prefill()
+        while batch.running:
+            batch.step()
+        vocab_size, device = self.model.config.vocab_size, self.model.device
+        no_logits = torch.empty(0, vocab_size, device=device) if return_logits else None
+        results = [s.result(batch.seconds, no_logits) for s in streams]
+        return results[0] if is_single else results
+
+    def _streams(
+        self, prompts: list[list[int]], max_new_tokens: int | Sequence[int], budget: int | Sequence[int],
+        stop_tokens: frozenset[int],
+    ) -> list[Stream]:  # fmt: skip
+        counts = check_counts("max_new_tokens", max_new_tokens, len(prompts))
+        budgets = check_budgets("generate", budget, len(prompts))
+        streams = []
+        for i, (prompt, count, nodes) in enumerate(zip(prompts, counts, budgets, strict=True)):
+            wanted = len(prompt) + count
+            reason = "length" if wanted <= self.max_seq_len else "max_seq_len"
+            limit = min(wanted, self.max_seq_len)
+            streams.append(Stream(i, prompt, len(prompt), limit, reason, stop_tokens, nodes))
+        return streams

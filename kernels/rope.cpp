@@ -1,0 +1,43 @@
+// rope: NeoX rotation of pairs (i, i + R/2) by the angle of the row's absolute position. Each product and each sum is
+// rounded in FP32, then the result to its type.
+#include "bf16.h"
+#include "op_args.h"
+#include "parallel.h"
+
+namespace kdtree {
+namespace {
+
+template <class Float>
+void rotate(const Float* x, const float* cos_sin, Float* out, int64_t half) {
+  for (int64_t i = 0; i < half; ++i) {
+    const float a = widen(x[i]), b = widen(x[i + half]);
+    const float cosine = cos_sin[i], sine = cos_sin[i + half];
+    out[i] = narrow<Float>(a * cosine - b * sine);
+    out[i + half] = narrow<Float>(b * cosine + a * sine);
+  }
+}
+
+template <class Float>
+void rope(const RopeArgs& a) {
+  const int num_threads = threads_for(a.num_rows * a.num_heads * a.dim, a.num_threads);
+  run_threads(num_threads, [&](int thread) {
+    for (int64_t t = a.num_rows * thread / num_threads; t < a.num_rows * (thread + 1) / num_threads; ++t) {
+      const float* cos_sin = a.cos_sin + a.position[t] * a.dim;
+      for (int64_t h = 0; h < a.num_heads; ++h)
+        rotate(static_cast<const Float*>(a.x) + t * a.x_row_stride + h * a.x_head_stride, cos_sin,
+               static_cast<Float*>(a.out) + (t * a.num_heads + h) * a.dim, a.dim / 2);
+    }
+  });
+}
+
+}  // namespace
+
+int rope_cpu(const RopeArgs& a) {
+  if (a.dim % 2) return kUnsupported;
+  for (int64_t t = 0; t < a.num_rows; ++t)
+    if (a.position[t] < 0 || a.position[t] >= a.num_positions) return kOutOfRange;
+  a.dtype == kF32 ? rope<float>(a) : rope<Bf16>(a);
+  return kOk;
+}
+
+}  // namespace kdtree

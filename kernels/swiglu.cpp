@@ -1,0 +1,52 @@
+// swiglu and residual_add: element by element, FP32 inside, one rounding.
+#include "swiglu.h"
+
+#include "op_args.h"
+#include "parallel.h"
+
+namespace kdtree {
+namespace {
+
+constexpr int64_t kExpWork = 8;  // an exp and a division, in units of parallel.h
+
+template <class Float>
+void swiglu(const SwigluArgs& a) {
+  const int num_threads = threads_for(a.num_rows * a.dim * kExpWork, a.num_threads);
+  run_threads(num_threads, [&](int thread) {
+    for (int64_t t = a.num_rows * thread / num_threads; t < a.num_rows * (thread + 1) / num_threads; ++t) {
+      const Float* gate = static_cast<const Float*>(a.gate_up) + t * 2 * a.dim;
+      Float* out = static_cast<Float*>(a.out) + t * a.dim;
+      for (int64_t i = 0; i < a.dim; i += kLanes) {
+        const int64_t count = a.dim - i;
+        store_first(swiglu16(load_first(gate + i, count), load_first(gate + a.dim + i, count)), out + i, count);
+      }
+    }
+  });
+}
+
+template <class Float>
+void residual_add(const ResidualAddArgs& a) {
+  const Float* x = static_cast<const Float*>(a.x);
+  const Float* y = static_cast<const Float*>(a.y);
+  Float* out = static_cast<Float*>(a.out);
+  const int64_t count = a.num_rows * a.dim;
+  const int num_threads = threads_for(count, a.num_threads);
+  run_threads(num_threads, [&](int thread) {
+    for (int64_t i = count * thread / num_threads; i < count * (thread + 1) / num_threads; ++i)
+      out[i] = narrow<Float>(widen(x[i]) + widen(y[i]));
+  });
+}
+
+}  // namespace
+
+int swiglu_cpu(const SwigluArgs& a) {
+  a.dtype == kF32 ? swiglu<float>(a) : swiglu<Bf16>(a);
+  return kOk;
+}
+
+int residual_add_cpu(const ResidualAddArgs& a) {
+  a.dtype == kF32 ? residual_add<float>(a) : residual_add<Bf16>(a);
+  return kOk;
+}
+
+}  // namespace kdtree

@@ -1,0 +1,89 @@
+"""What the tests of the engine share: prompts, AR results to compare with, and drafters made to provoke."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kdtree_nb import Engine
+from kdtree_nb.drafters.base import StreamDraft, stack
+from kdtree_nb.goldens import load_goldens
+
+NUM_TOKENS = 24
+
+
+@pytest.fixture(scope="session")
+def golden_texts():
+    """Model name -> 3 goldens of different prompt lengths, the longest first."""
+    chosen = {}
+    for name in ("tiny", "tiny2"):
+        by_length = sorted(load_goldens(name), key=lambda golden: -len(golden.prompt))
+        chosen[name] = [by_length[i] for i in (0, len(by_length) // 2, -1)]
+        assert len({len(golden.prompt) for golden in chosen[name]}) == 3
+    return chosen
+
+
+@pytest.fixture(scope="session")
+def prompts(golden_texts):
+    """Model name -> the prompts of its `golden_texts`."""
+    return {name: [golden.prompt for golden in goldens] for name, goldens in golden_texts.items()}
+
+
+@pytest.fixture(scope="session")
+def ar(models, prompts):
+    """(model name, dtype) -> AR generations of the 3 prompts, each alone, 24 tokens with logits. Computed once."""
+    results = {}
+
+    def get(name, dtype=torch.float32):
+        if (name, dtype) not in results:
+            engine = Engine(models(name, dtype))
+            results[name, dtype] = [
+                engine.generate_ar(p, NUM_TOKENS, return_logits=True, stop_token_ids=()) for p in prompts[name]
+            ]
+        return results[name, dtype]
+
+    return get
+
+
+class ShuffledOracle:
+    """Knows the continuation, not its rank: the true token lies somewhere among random candidates of random weight."""
+
+    def __init__(self, continuations, depth=5, num_candidates=4, seed=0):
+        self.continuations, self.depth, self.width, self.seed = continuations, depth, num_candidates, seed
+
+    def draft(self, context):
+        return stack([self._draft(context, row) for row in range(len(context.tokens))], context.device)
+
+    def _draft(self, context, row):
+        rng = np.random.default_rng([self.seed, context.stream_ids[row], len(context.tokens[row])])
+        done = len(context.tokens[row]) - context.num_prompt_tokens[row]
+        true = self.continuations[context.stream_ids[row]][done : done + self.depth]
+        ids = np.stack([rng.permutation(context.vocab_size)[: self.width] for _ in true])
+        for level, token in enumerate(true):
+            if token not in ids[level]:
+                ids[level, rng.integers(self.width)] = token
+        mass = -np.sort(-rng.dirichlet(np.ones(self.width), len(true)))
+        return StreamDraft(np.log(np.maximum(mass, 1e-9)).astype(np.float32), ids)
+
+
+@pytest.fixture(scope="session")
+def shuffled_oracle():
+    """The class `ShuffledOracle`: accepted nodes lie scattered over the tree, so that the cache must be compacted."""
+    return ShuffledOracle
+
+
+class Script:
+    """Answers every call with what `answer(context)` returns."""
+
+    def __init__(self, answer, depth=8):
+        self.answer, self.depth = answer, depth
+
+    def draft(self, context):
+        return self.answer(context)
+
+
+@pytest.fixture(scope="session")
+def script():
+    """The class `Script`: a drafter made from a function."""
+    return Script
