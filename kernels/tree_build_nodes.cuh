@@ -1,0 +1,34 @@
+// What the ways to grow a tree on CUDA share: the nodes taken so far, and the candidates.
+#pragma once
+#include "cuda_common.cuh"
+#include "tree_walk.h"
+
+namespace kdtree {
+
+constexpr int kBuildThreads = 512, kMaxNodes = int(kMaxBudget) + 1;
+constexpr uint32_t kAllLanes = 0xffffffffu;
+constexpr double kNeverTaken = __builtin_inf();
+
+// Nodes in best-first order, in shared memory. A cost is a negated score: never below 0, so costs compare like their bits.
+struct Nodes {
+  double cost[kMaxNodes];
+  int32_t parent[kMaxNodes], rank[kMaxNodes];
+  uint16_t depth[kMaxNodes];
+  int32_t num_nodes;
+};
+
+struct Candidates {
+  const float* log_probs;  // [L, K]
+  int max_depth, num_candidates;
+
+  // What candidate `rank` of depth row + 1 adds to the cost. -inf is never taken, nor is what does not exist.
+  __device__ __forceinline__ double cost(int row, int rank) const {
+    const bool exists = row < max_depth && rank < num_candidates;
+    const float log_prob = log_probs[exists ? int64_t(row) * num_candidates + rank : 0];
+    return exists ? -double(log_prob) : kNeverTaken;
+  }
+};
+
+__device__ __forceinline__ uint64_t cost_bits(double cost) { return uint64_t(__double_as_longlong(cost)); }
+
+}  // namespace kdtree
