@@ -2,19 +2,20 @@
 // of a row: its maximum, its sum of exponentials, and every logit that may be among the K largest. `select` gives a block
 // the candidates of a row, which it cuts to K and sorts.
 //
-// A bound from below for the K-th largest logit of a segment is the K-th largest of many disjoint groups' maxima; a few
-// more than K logits reach it. Order of additions: a thread adds the terms of its chunks of 8 in ascending id, then
-// block_sum, then the segments, scaled to the row's maximum, as ((0+1)+(2+3))+((4+5)+(6+7)). It depends on V alone.
+// A bound from below for the K-th largest logit of a segment is the K-th largest of many disjoint groups' maxima; few more
+// than K logits reach it. Order of additions: a thread adds the terms of its chunks of 8 in ascending id, then block_sum,
+// then the segments, scaled to the row's maximum, as ((0+1)+(2+3))+((4+5)+(6+7)). It depends on V alone.
 #include "cuda_rows.cuh"
 #include "ordered_bits.cuh"
 
 namespace kdtree {
 namespace {
 
-constexpr int kSegments = 8, kScanThreads = 512, kSelectThreads = 1024;
+constexpr int kSegments = 8, kScanThreads = 512, kSelectThreads = 512;
 constexpr int kMaxCandidates = 1024;  // K
 constexpr int kCapacity = 2048;       // candidates of one segment that `scan` may hand on
-constexpr int kBoundBits = 20;        // of the FP32 that bounds the K-th largest: sign, exponent, 11 bits of mantissa
+constexpr int kBoundBits = 16;        // of the FP32 that bounds the K-th largest: sign, exponent, 7 bits of mantissa
+constexpr int kBins = 256, kDigitBits = 8;
 
 struct SegmentResult {
   float maximum, sum;  // of logits; of exp(logit - maximum)
@@ -25,49 +26,21 @@ struct SegmentResult {
 struct Workspace {
   SegmentResult* results;  // [rows, 8]
   uint64_t* keys;          // [rows, 8, kCapacity]
+  int id_bits;             // that hold every id
 };
 
-int64_t results_bytes(int64_t num_rows) { return ceil_div(num_rows * kSegments * int64_t(sizeof(SegmentResult)), 256) * 256; }
+int64_t results_bytes(int64_t num_rows) {
+  return ceil_div(num_rows * kSegments * int64_t(sizeof(SegmentResult)), 256) * 256;
+}
 
 // Begin of segment s of V logits: units of 32, as segments.h cuts every reduction.
 __device__ __forceinline__ int64_t segment_begin(int64_t vocab_size, int s) {
   return min(32 * (s * ((vocab_size + 31) / 32) / kSegments), vocab_size);
 }
 
-// Falls with the logit, then rises with the id: larger is better. Never 0.
-__device__ __forceinline__ uint64_t make_key(float logit, int64_t id) {
-  return uint64_t(rising_bits(logit)) << 32 | uint32_t(~uint32_t(id));
-}
-
-// Counts over the block with one barrier each: three counters take turns.
-struct BlockCounter {
-  int* counters;  // [3], the first one zero
-  int turn;
-
-  __device__ int count(int mine) {
-    const int sum = __reduce_add_sync(0xffffffffu, mine);
-    const int next = turn == 2 ? 0 : turn + 1;
-    if (threadIdx.x % kWarp == 0 && sum) atomicAdd(&counters[turn], sum);
-    if (threadIdx.x == 0) counters[next] = 0;
-    __syncthreads();
-    const int total = counters[turn];
-    turn = next;
-    return total;
-  }
-};
-
-// The largest threshold of type Key with at least `wanted` keys at or above it, or any threshold with exactly `wanted`; its
-// lowest `free_bits` bits are 0. num_above(t) counts this thread's keys >= t. 0 if there are fewer keys.
-template <class Key, class NumAbove>
-__device__ Key find_threshold(BlockCounter& counter, int wanted, int free_bits, NumAbove&& num_above) {
-  Key threshold = 0;
-  for (int bit = int(sizeof(Key)) * 8 - 1; bit >= free_bits; --bit) {
-    const Key higher = threshold | Key(1) << bit;
-    const int total = counter.count(num_above(higher));
-    if (total >= wanted) threshold = higher;
-    if (total == wanted) break;
-  }
-  return threshold;
+// Rises with the logit, then falls with the id: larger is better. Never 0.
+__device__ __forceinline__ uint64_t make_key(float logit, int64_t id, int id_bits) {
+  return uint64_t(rising_bits(logit)) << id_bits | ((uint64_t{1} << id_bits) - 1 - uint64_t(id));
 }
 
 // Visits the logits of this thread in [begin, end): chunks of 8, kScanThreads apart. visit(value, id, place in chunk).
@@ -101,17 +74,65 @@ __device__ float block_max(float x) {
   return x;
 }
 
-// Folds the maxima of a thread's 8 places into as few groups as leave 4 groups a candidate.
-__device__ __forceinline__ void fold_groups(uint32_t (&maxima)[kChunk], int num_candidates) {
+// Counts over the block with one barrier each: three counters take turns.
+struct BlockCounter {
+  int* counters;  // [3], the first one zero
+  int turn;
+
+  __device__ int count(int mine) {
+    const int sum = __reduce_add_sync(0xffffffffu, mine);
+    const int next = turn == 2 ? 0 : turn + 1;
+    if (threadIdx.x % kWarp == 0 && sum) atomicAdd(&counters[turn], sum);
+    if (threadIdx.x == 0) counters[next] = 0;
+    __syncthreads();
+    const int total = counters[turn];
+    turn = next;
+    return total;
+  }
+};
+
+// The largest threshold of `bits` bits with at least `wanted` keys at or above it, or any with exactly `wanted`; its lowest
+// `free_bits` are 0. num_above(t) counts the block's keys >= t. 0 if there are fewer keys.
+template <class Key, class NumAbove>
+__device__ Key find_threshold(int wanted, int bits, int free_bits, NumAbove&& num_above) {
+  Key threshold = 0;
+  for (int bit = bits - 1; bit >= free_bits; --bit) {
+    const Key higher = threshold | Key(1) << bit;
+    const int total = num_above(higher);
+    if (total >= wanted) threshold = higher;
+    if (total == wanted) break;
+  }
+  return threshold;
+}
+
+// Folds the maxima of a thread's 8 places into as few groups as leave 4 groups a candidate; how many are left.
+__device__ __forceinline__ int fold_groups(float (&maxima)[kChunk], int num_candidates) {
+  int left = kChunk;
 #pragma unroll
   for (int width = kChunk / 2; width > 0; width /= 2) {
     if (num_candidates * 4 > kScanThreads * width) break;
 #pragma unroll
-    for (int k = 0; k < width; ++k) {
-      maxima[k] = max(maxima[k], maxima[k + width]);
-      maxima[k + width] = 0;
-    }
+    for (int k = 0; k < width; ++k) maxima[k] = fmaxf(maxima[k], maxima[k + width]);
+    left = width;
   }
+  return left;
+}
+
+// A bound from below for the `wanted`-th largest logit, from the maxima of the groups.
+__device__ uint32_t find_bound(float (&maxima)[kChunk], int wanted, BlockCounter& counter) {
+  const int num_groups = fold_groups(maxima, wanted);
+  uint32_t rising[kChunk];
+#pragma unroll
+  for (int k = 0; k < kChunk; ++k) rising[k] = k < num_groups && maxima[k] > -INFINITY ? rising_bits(maxima[k]) : 0;
+  if (num_groups == 1)
+    return find_threshold<uint32_t>(wanted, 32, 32 - kBoundBits,
+                                    [&](uint32_t bound) { return __syncthreads_count(rising[0] >= bound); });
+  return find_threshold<uint32_t>(wanted, 32, 32 - kBoundBits, [&](uint32_t bound) {
+    int count = 0;
+#pragma unroll
+    for (int k = 0; k < kChunk; ++k) count += rising[k] >= bound;
+    return counter.count(count);
+  });
 }
 
 template <class Float>
@@ -119,7 +140,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_kernel(DraftTopkArgs a, 
   wait_for_previous_kernel();
   allow_next_kernel();
   __shared__ int counters[3], num_kept;
-  const int segment = blockIdx.x;
+  const int segment = blockIdx.x, id_bits = workspace.id_bits;
   const int64_t row = blockIdx.y;
   const int64_t begin = segment_begin(a.vocab_size, segment), end = segment_begin(a.vocab_size, segment + 1);
   const Float* logits = static_cast<const Float*>(a.logits) + row * a.vocab_size;
@@ -128,65 +149,50 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_kernel(DraftTopkArgs a, 
   if (threadIdx.x == 0) num_kept = 0;
 
   // maxima of groups, and the bound
-  bool invalid = false;
-  float maximum = -INFINITY;
-  uint32_t maxima[kChunk] = {};
-  for_each_logit(logits, begin, end, [&](float x, int64_t, int k) {
-    invalid |= !(x < INFINITY);
-    maximum = fmaxf(maximum, x);
-    maxima[k] = max(maxima[k], rising_bits(x));
-  });
-  fold_groups(maxima, wanted);
-  maximum = block_max(maximum);
-  invalid = __syncthreads_or(invalid);
-  BlockCounter counter{counters, 0};
-  const auto num_groups_above = [&](uint32_t bound) {
-    int count = 0;
+  bool valid = true;
+  float maxima[kChunk];
 #pragma unroll
-    for (int k = 0; k < kChunk; ++k) count += maxima[k] >= bound;
-    return count;
-  };
-  uint64_t threshold = uint64_t(find_threshold<uint32_t>(counter, wanted, 32 - kBoundBits, num_groups_above)) << 32;
+  for (int k = 0; k < kChunk; ++k) maxima[k] = -INFINITY;
+  for_each_logit(logits, begin, end, [&](float x, int64_t, int k) {
+    valid &= x < INFINITY;
+    maxima[k] = fmaxf(maxima[k], x);
+  });
+  float maximum = maxima[0];
+#pragma unroll
+  for (int k = 1; k < kChunk; ++k) maximum = fmaxf(maximum, maxima[k]);
+  maximum = block_max(maximum);
+  valid = __syncthreads_and(valid);
+  BlockCounter counter{counters, 0};
+  const uint32_t bound = find_bound(maxima, wanted, counter);
 
   // sum of exponentials, and the candidates
   uint64_t* keys = workspace.keys + (row * kSegments + segment) * kCapacity;
-  float sum = 0.0f;
-  const auto keep = [&](uint64_t key) {
-    if (key < threshold) return;
+  const auto keep = [&](float x, int64_t id) {
     const int at = atomicAdd(&num_kept, 1);
-    if (at < kCapacity) keys[at] = key;
+    if (at < kCapacity) keys[at] = make_key(x, id, id_bits);
   };
+  const float least = bound == 0 ? -INFINITY : from_rising_bits(bound), shift = maximum > -INFINITY ? maximum : 0.0f;
+  float sum = 0.0f;
   for_each_logit(logits, begin, end, [&](float x, int64_t id, int) {
-    if (maximum > -INFINITY) sum = __fadd_rn(sum, expf(__fsub_rn(x, maximum)));
-    keep(make_key(x, id));
+    sum = __fadd_rn(sum, expf(__fsub_rn(x, shift)));
+    if (x >= least) keep(x, id);
   });
   sum = block_sum<kScanThreads>(sum);
   if (num_kept > kCapacity) {  // many equal logits: the exact threshold, bit by bit
     __syncthreads();
-    threshold = find_threshold<uint64_t>(counter, wanted, 0, [&](uint64_t bound) {
+    const uint64_t threshold = find_threshold<uint64_t>(wanted, 32 + id_bits, 0, [&](uint64_t higher) {
       int count = 0;
-      for_each_logit(logits, begin, end, [&](float x, int64_t id, int) { count += make_key(x, id) >= bound; });
-      return count;
+      for_each_logit(logits, begin, end, [&](float x, int64_t id, int) { count += make_key(x, id, id_bits) >= higher; });
+      return counter.count(count);
     });
     if (threadIdx.x == 0) num_kept = 0;
     __syncthreads();
-    for_each_logit(logits, begin, end, [&](float x, int64_t id, int) { keep(make_key(x, id)); });
+    for_each_logit(logits, begin, end, [&](float x, int64_t id, int) {
+      if (make_key(x, id, id_bits) >= threshold) keep(x, id);
+    });
     __syncthreads();
   }
-  if (threadIdx.x == 0) workspace.results[row * kSegments + segment] = {maximum, sum, min(num_kept, kCapacity), invalid};
-}
-
-// Largest first; `size` is a power of two, at most 2 * kSelectThreads.
-__device__ void sort_keys(uint64_t* keys, int size) {
-  for (int width = 2; width <= size; width *= 2)
-    for (int stride = width / 2; stride > 0; stride /= 2) {
-      __syncthreads();
-      const int low = (threadIdx.x / stride) * 2 * stride + threadIdx.x % stride, high = low + stride;
-      if (high >= size) continue;
-      const uint64_t x = keys[low], y = keys[high];
-      if ((x < y) == ((low & width) == 0)) keys[low] = y, keys[high] = x;
-    }
-  __syncthreads();
+  if (threadIdx.x == 0) workspace.results[row * kSegments + segment] = {maximum, sum, min(num_kept, kCapacity), !valid};
 }
 
 // The maximum of the row and the logarithm of its sum of exponentials; `empty` where every logit is -inf.
@@ -213,57 +219,141 @@ __device__ RowSum combine_segments(const SegmentResult* results) {
   return row;
 }
 
-__global__ void __launch_bounds__(kSelectThreads) select_kernel(DraftTopkArgs a, Workspace workspace) {
+struct SelectShared {
+  uint64_t kept[kMaxCandidates];
+  int bins[kBins], digit, num_above, num_in_digit, num_kept;
+  uint32_t least;
+  RowSum sum;
+};
+
+// One warp: the digit that holds the `wanted`-th largest key, and how many keys lie above it.
+__device__ void find_digit(SelectShared& s, int wanted, int lane) {
+  int mine = 0;
+  for (int j = 0; j < kBins / kWarp; ++j) mine += s.bins[kBins - 1 - lane * (kBins / kWarp) - j];
+  int up_to = mine;
+#pragma unroll
+  for (int offset = 1; offset < kWarp; offset *= 2) {
+    const int other = __shfl_up_sync(0xffffffffu, up_to, offset);
+    if (lane >= offset) up_to += other;
+  }
+  int above = up_to - mine;
+  if (above >= wanted || up_to < wanted) return;  // not this lane's digits
+  int digit = kBins - 1 - lane * (kBins / kWarp);
+  while (above + s.bins[digit] < wanted) above += s.bins[digit--];
+  s.digit = digit;
+  s.num_above = above;
+  s.num_in_digit = s.bins[digit];
+}
+
+// A threshold with exactly `wanted` of the block's distinct keys at or above it: digit by digit from bit `top` on; above it
+// all keys agree. visit(f) calls f(key) for this thread's keys.
+template <class VisitKeys>
+__device__ uint64_t select_threshold(SelectShared& s, int wanted, int top, uint64_t any_key, VisitKeys&& visit) {
+  int shift = top + 1;
+  uint64_t prefix = shift < 64 ? any_key >> shift : 0;
+  while (shift > 0) {
+    const int width = min(kDigitBits, shift);
+    for (int i = threadIdx.x; i < kBins; i += kSelectThreads) s.bins[i] = 0;
+    __syncthreads();
+    visit([&](uint64_t key) {
+      if (key >> shift == prefix) atomicAdd(&s.bins[(key >> (shift - width)) & ((1 << width) - 1)], 1);
+    });
+    __syncthreads();
+    if (threadIdx.x < kWarp) find_digit(s, wanted, threadIdx.x);
+    __syncthreads();
+    shift -= width;
+    prefix = prefix << width | uint64_t(s.digit);
+    wanted -= s.num_above;
+    if (wanted == s.num_in_digit) break;
+  }
+  return prefix << shift;
+}
+
+// Few keys: each counts those above it, with 4 threads.
+__device__ void sort_few(uint64_t* keys, int count) {
+  const int i = threadIdx.x / 4;
+  const uint64_t mine = i < count ? keys[i] : 0;
+  int above = 0;
+  for (int j = threadIdx.x % 4; j < count; j += 4) above += keys[j] > mine;
+  above += __shfl_xor_sync(0xffffffffu, above, 1);
+  above += __shfl_xor_sync(0xffffffffu, above, 2);
+  __syncthreads();
+  if (i < count && threadIdx.x % 4 == 0) keys[above] = mine;
+  __syncthreads();
+}
+
+// Largest first; `size` is a power of two, at most 2 * kSelectThreads.
+__device__ void sort_many(uint64_t* keys, int size) {
+  for (int width = 2; width <= size; width *= 2)
+    for (int stride = width / 2; stride > 0; stride /= 2) {
+      __syncthreads();
+      const int low = (threadIdx.x / stride) * 2 * stride + threadIdx.x % stride, high = low + stride;
+      if (high >= size) continue;
+      const uint64_t x = keys[low], y = keys[high];
+      if ((x < y) == ((low & width) == 0)) keys[low] = y, keys[high] = x;
+    }
+  __syncthreads();
+}
+
+__global__ void __launch_bounds__(kSelectThreads, 1) select_kernel(DraftTopkArgs a, Workspace workspace) {
   constexpr int kThreadsPerSegment = kSelectThreads / kSegments, kKeys = kCapacity / kThreadsPerSegment;
-  __shared__ int counters[3], num_kept;
-  __shared__ uint64_t kept[kMaxCandidates];
-  __shared__ RowSum sum;
-  if (threadIdx.x < 3) counters[threadIdx.x] = 0;
-  if (threadIdx.x == 0) num_kept = 0;
+  __shared__ SelectShared s;
+  if (threadIdx.x == 0) s.num_kept = 0, s.least = ~0u;
+  for (int k = threadIdx.x; k < kMaxCandidates; k += kSelectThreads) s.kept[k] = 0;
   wait_for_previous_kernel();
   allow_next_kernel();
   const int64_t row = blockIdx.x;
-  const int num_candidates = int(a.num_candidates);
+  const int num_candidates = int(a.num_candidates), id_bits = workspace.id_bits;
   const SegmentResult* results = workspace.results + row * kSegments;
   float* log_probs = a.log_probs + row * num_candidates;
   int64_t* token_ids = a.token_ids + row * num_candidates;
 
   const int segment = threadIdx.x / kThreadsPerSegment, count = results[segment].count;
-  const uint64_t* source = workspace.keys + (row * kSegments + segment) * kCapacity;
+  const uint64_t* source = workspace.keys + (row * kSegments + segment) * kCapacity + threadIdx.x % kThreadsPerSegment;
+  const int mine = max(0, (count - int(threadIdx.x % kThreadsPerSegment) + kThreadsPerSegment - 1) / kThreadsPerSegment);
   uint64_t keys[kKeys];
+  uint32_t least = ~0u;
 #pragma unroll
   for (int i = 0; i < kKeys; ++i) {
-    const int at = threadIdx.x % kThreadsPerSegment + i * kThreadsPerSegment;
-    keys[i] = at < count ? source[at] : 0;
+    if (i >= mine) break;
+    keys[i] = source[i * kThreadsPerSegment];
+    least = min(least, uint32_t(keys[i] >> id_bits));
   }
-  if (threadIdx.x == kSelectThreads - 1) sum = combine_segments(results);
+  const auto visit = [&](auto&& f) {
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) {
+      if (i >= mine) break;
+      f(keys[i]);
+    }
+  };
+  if (threadIdx.x == kSelectThreads - 1) s.sum = combine_segments(results);
   __syncthreads();
-  if (sum.invalid) {
+  least = __reduce_min_sync(0xffffffffu, least);
+  if (threadIdx.x % kWarp == 0) atomicMin(&s.least, least);
+  __syncthreads();
+  if (s.sum.invalid) {
     for (int k = threadIdx.x; k < num_candidates; k += kSelectThreads) log_probs[k] = NAN, token_ids[k] = -1;
     return;
   }
-  BlockCounter counter{counters, 0};
-  const uint64_t threshold = find_threshold<uint64_t>(counter, num_candidates, 0, [&](uint64_t bound) {
-    int above = 0;
-#pragma unroll
-    for (int i = 0; i < kKeys; ++i) above += keys[i] >= bound;
-    return above;
+  const uint32_t most = rising_bits(s.sum.maximum);
+  const int top = 31 - __clz(int(most ^ s.least)) + id_bits;  // -1 + id_bits if all logits are equal
+  const uint64_t threshold = select_threshold(s, num_candidates, top, uint64_t(most) << id_bits, visit);
+  visit([&](uint64_t key) {
+    if (key < threshold) return;
+    const int at = atomicAdd(&s.num_kept, 1);
+    if (at < kMaxCandidates) s.kept[at] = key;
   });
+  __syncthreads();
   int size = 1;
   while (size < num_candidates) size *= 2;
-  for (int k = threadIdx.x; k < size; k += kSelectThreads) kept[k] = 0;
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kKeys; ++i)
-    if (keys[i] != 0 && keys[i] >= threshold) {
-      const int at = atomicAdd(&num_kept, 1);
-      if (at < kMaxCandidates) kept[at] = keys[i];
-    }
-  sort_keys(kept, size);
+  if (num_candidates <= kSelectThreads / 4)
+    sort_few(s.kept, num_candidates);
+  else
+    sort_many(s.kept, size);
   for (int k = threadIdx.x; k < num_candidates; k += kSelectThreads) {
-    const float logit = from_rising_bits(uint32_t(kept[k] >> 32));
-    log_probs[k] = sum.empty ? -INFINITY : __fsub_rn(__fsub_rn(logit, sum.maximum), sum.log_sum);
-    token_ids[k] = uint32_t(~uint32_t(kept[k]));
+    const float logit = from_rising_bits(uint32_t(s.kept[k] >> id_bits));
+    log_probs[k] = s.sum.empty ? -INFINITY : __fsub_rn(__fsub_rn(logit, s.sum.maximum), s.sum.log_sum);
+    token_ids[k] = int64_t(((uint64_t{1} << id_bits) - 1) & ~s.kept[k]);
   }
 }
 
@@ -275,11 +365,12 @@ int64_t draft_topk_cuda_workspace_bytes(const DraftTopkArgs& a) {
 
 int draft_topk_cuda(const DraftTopkArgs& a, void* stream) {
   if (a.num_candidates < 1 || a.num_candidates > a.vocab_size) return kOutOfRange;
-  if (a.num_candidates > kMaxCandidates || a.vocab_size > int64_t{1} << 31 || a.num_rows > 65535) return kUnsupported;
+  if (a.num_candidates > kMaxCandidates || a.vocab_size > int64_t{1} << 30 || a.num_rows > 65535) return kUnsupported;
   if (a.num_rows == 0) return kOk;
   char* base = static_cast<char*>(a.workspace);
-  const Workspace workspace{reinterpret_cast<SegmentResult*>(base),
-                            reinterpret_cast<uint64_t*>(base + results_bytes(a.num_rows))};
+  Workspace workspace{reinterpret_cast<SegmentResult*>(base),
+                      reinterpret_cast<uint64_t*>(base + results_bytes(a.num_rows)), 1};
+  while (int64_t{1} << workspace.id_bits < a.vocab_size) ++workspace.id_bits;
   const int status = with_dtype(a.dtype, [&](auto element) {
     const LaunchShape shape{dim3(kSegments, a.num_rows), dim3(kScanThreads), 0, 1, true};
     return launch(scan_kernel<decltype(element)>, shape, stream, a, workspace);

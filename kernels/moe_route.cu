@@ -6,20 +6,19 @@ namespace kdtree {
 namespace {
 
 constexpr int kMaxRowsPerBlock = 4;
+constexpr uint32_t kAllLanes = 0xffffffffu;
+constexpr uint64_t kTaken = 0;  // below every key
 
-struct Choice {
-  double key;
-  int id;
-};
-
-// The larger key, then the lower id; a NaN key marks an expert already taken.
-__device__ __forceinline__ bool is_better(const Choice& a, const Choice& b) {
-  return a.key > b.key || (a.key == b.key && a.id < b.id);
+// Rises with x; NaN lies above every number, so that it is chosen first and reaches the output instead of hiding.
+__device__ __forceinline__ uint64_t make_key(double x) {
+  if (x != x) return ~uint64_t{0};
+  const uint64_t bits = uint64_t(__double_as_longlong(x + 0.0));  // + 0.0: +0 and -0 are equal
+  return (bits >> 63) ? ~bits : bits | uint64_t{1} << 63;
 }
 
 __device__ __forceinline__ double lane_sum(double x) {
 #pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(kAllLanes, x, offset);
   return x;
 }
 
@@ -37,18 +36,32 @@ __device__ void fill_scores(const MoeRouteArgs& a, const float* logits, double* 
   for (int e = lane; e < a.num_experts; e += kWarp) scores[e] /= sum;
 }
 
-// Marks the top_k experts by making their key NaN.
-__device__ void choose(const MoeRouteArgs& a, double* keys, int lane) {
-  for (int chosen = 0; chosen < a.top_k; ++chosen) {
-    Choice best{-INFINITY, 0x7fffffff};
-    for (int e = lane; e < a.num_experts; e += kWarp)
-      if (is_better({keys[e], e}, best)) best = {keys[e], e};
-#pragma unroll
-    for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-      const Choice other{__shfl_xor_sync(0xffffffffu, best.key, offset), __shfl_xor_sync(0xffffffffu, best.id, offset)};
-      if (is_better(other, best)) best = other;
+// The lane's best key and its lowest id.
+struct Best {
+  uint64_t key = kTaken;
+  int id = 0x7fffffff;
+
+  __device__ __forceinline__ void scan(const uint64_t* keys, int num_experts, int lane) {
+    key = kTaken;
+    id = 0x7fffffff;
+    for (int e = lane; e < num_experts; e += kWarp)
+      if (keys[e] > key) key = keys[e], id = e;
+  }
+};
+
+// Marks the top_k experts as taken: of the largest keys the lowest id, top_k times.
+__device__ void choose(uint64_t* keys, int num_experts, int top_k, int lane) {
+  Best best;
+  best.scan(keys, num_experts, lane);
+  for (int chosen = 0; chosen < top_k; ++chosen) {
+    const uint32_t high = uint32_t(best.key >> 32), most = __reduce_max_sync(kAllLanes, high);
+    const uint32_t low = high == most ? uint32_t(best.key) : 0, most_low = __reduce_max_sync(kAllLanes, low);
+    const bool equal = high == most && low == most_low;
+    const uint32_t id = __reduce_min_sync(kAllLanes, equal ? uint32_t(best.id) : kAllLanes);
+    if (uint32_t(best.id) == id) {
+      keys[id] = kTaken;
+      best.scan(keys, num_experts, lane);
     }
-    if (best.id < a.num_experts && best.id % kWarp == lane) keys[best.id] = NAN;
   }
 }
 
@@ -56,27 +69,26 @@ __global__ void moe_route_kernel(MoeRouteArgs a) {
   extern __shared__ double shared[];
   wait_for_previous_kernel();
   allow_next_kernel();
-  const int lane = threadIdx.x % kWarp;
+  const int lane = threadIdx.x % kWarp, num_experts = int(a.num_experts), top_k = int(a.top_k);
   const int64_t row = int64_t(blockIdx.x) * (blockDim.x / kWarp) + threadIdx.x / kWarp;
   if (row >= rows_in_use(a.num_rows_device, a.num_rows)) return;
-  double* scores = shared + threadIdx.x / kWarp * 2 * a.num_experts;
-  double* keys = scores + a.num_experts;
-  fill_scores(a, a.logits + row * a.num_experts, scores, lane);
-  for (int e = lane; e < a.num_experts; e += kWarp) {
-    const double key = a.bias ? scores[e] + double(a.bias[e]) : scores[e];
-    keys[e] = key != key ? double(INFINITY) : key;  // NaN is chosen first, so that it reaches the output instead of hiding
-  }
-  choose(a, keys, lane);
+  double* scores = shared + threadIdx.x / kWarp * 2 * num_experts;
+  uint64_t* keys = reinterpret_cast<uint64_t*>(scores + num_experts);
+  fill_scores(a, a.logits + row * num_experts, scores, lane);
+  for (int e = lane; e < num_experts; e += kWarp)
+    keys[e] = make_key(a.bias ? scores[e] + double(a.bias[e]) : scores[e]);
+  choose(keys, num_experts, top_k, lane);
   __syncwarp();
-  int32_t* expert_id = a.expert_id + row * a.top_k;
-  float* weight = a.weight + row * a.top_k;
-  double sum = 1e-20;
-  for (int e = 0; e < a.num_experts && a.renormalize; ++e)
-    if (keys[e] != keys[e]) sum += scores[e];
-  for (int first = 0, slot = 0; first < a.num_experts; first += kWarp) {
+  int32_t* expert_id = a.expert_id + row * top_k;
+  float* weight = a.weight + row * top_k;
+  double sum = 0.0;
+  for (int e = lane; e < num_experts; e += kWarp)
+    if (keys[e] == kTaken) sum += scores[e];
+  sum = lane_sum(sum) + 1e-20;
+  for (int first = 0, slot = 0; first < num_experts; first += kWarp) {
     const int e = first + lane;
-    const bool taken = e < a.num_experts && keys[e] != keys[e];
-    const uint32_t mask = __ballot_sync(0xffffffffu, taken);
+    const bool taken = e < num_experts && keys[e] == kTaken;
+    const uint32_t mask = __ballot_sync(kAllLanes, taken);
     if (taken) {
       const int at = slot + __popc(mask & ((1u << lane) - 1));
       expert_id[at] = e;
