@@ -59,13 +59,19 @@ inline void expect_dense_rows(const char* op, const char* name, const at::Tensor
                     ": expected stride 1 in the last dimension, got strides ", t.strides(), " for shape ", t.sizes());
 }
 
-// A dense tensor of one type and shape on the CPU: what most arguments must be.
-inline void expect_array(const char* op, const char* name, const at::Tensor& t, at::ScalarType type,
+// A dense tensor of one type and shape, on any device.
+inline void expect_dense(const char* op, const char* name, const at::Tensor& t, at::ScalarType type,
                          std::initializer_list<int64_t> want, const char* symbols) {
-  expect_device(op, name, t, at::kCPU);
   expect_type(op, name, t, type);
   expect_shape(op, name, t, want, symbols);
   expect_contiguous(op, name, t);
+}
+
+// A dense tensor on the CPU: what most arguments must be.
+inline void expect_array(const char* op, const char* name, const at::Tensor& t, at::ScalarType type,
+                         std::initializer_list<int64_t> want, const char* symbols) {
+  expect_device(op, name, t, at::kCPU);
+  expect_dense(op, name, t, type, want, symbols);
 }
 
 inline void expect_range(const char* op, const char* name, int64_t value, int64_t low, int64_t high) {

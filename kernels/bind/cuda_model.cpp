@@ -1,0 +1,307 @@
+// CUDA bindings of the model's operations: check, allocate, launch. Values are not checked on the host, which would have to
+// wait for them: a token, position, expert or row outside its array gives a row of NaN, and nothing is written or moved
+// outside the cache.
+#include <torch/library.h>
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+
+#include "cuda_call.h"
+
+#define KDTREE_LIBRARY_IMPL_(ns, key, m) TORCH_LIBRARY_IMPL(ns, key, m)
+#define KDTREE_LIBRARY_IMPL(ns, key, m) KDTREE_LIBRARY_IMPL_(ns, key, m)
+
+namespace kdtree::bind {
+namespace {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+// A packed weight is made of blocks of 16 outputs by 32 inputs, see PackLinearArgs.
+constexpr int64_t kBlockOutputs = 16, kBlockInputs = 32, kBlockValues = kBlockOutputs * kBlockInputs;
+constexpr const char* kPackedSymbols = "[G, ceil(N/16), ceil(K/32), 512]";
+constexpr int64_t kMaxAttnWorkspaceBytes = int64_t{1} << 28;  // more rows than fit are done in several launches
+
+int64_t num_blocks(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+const void* data_or_null(const OptionalTensor& t) { return t ? t->const_data_ptr() : nullptr; }
+
+void expect_packed(const CudaCall& call, const char* name, const Tensor& packed, at::ScalarType type,
+                   int64_t num_groups, int64_t num_out, int64_t num_in) {
+  call.expect(name, packed, type,
+              {num_groups, num_blocks(num_out, kBlockOutputs), num_blocks(num_in, kBlockInputs), kBlockValues},
+              kPackedSymbols);
+}
+
+Tensor embed(const Tensor& weight, const Tensor& token) {
+  const char* op = "embed";
+  const CudaCall call(op, "weight", weight);
+  const Dtype dtype = float_type(op, "weight", weight);
+  call.expect("weight", weight, weight.scalar_type(), {-1, -1}, "[V, D]");
+  call.expect("token", token, at::kLong, {-1}, "[T]");
+  const int64_t num_rows = token.size(0), vocab_size = weight.size(0), dim = weight.size(1);
+  Tensor out = call.empty({num_rows, dim}, weight.scalar_type());
+  call.check(embed_cuda({weight.const_data_ptr(), token.const_data_ptr<int64_t>(), out.mutable_data_ptr(), num_rows,
+                         vocab_size, dim, dtype},
+                        call.stream()));
+  return out;
+}
+
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  const char* op = "rms_norm";
+  const CudaCall call(op, "x", x);
+  const Dtype dtype = float_type(op, "x", x);
+  call.expect_rows("x", x, 2, "[T, D]");
+  const int64_t num_rows = x.size(0), dim = x.size(1);
+  call.expect("weight", weight, x.scalar_type(), {dim}, "[D]");
+  Tensor out = call.empty({num_rows, dim}, x.scalar_type());
+  call.check(rms_norm_cuda({x.const_data_ptr(), weight.const_data_ptr(), out.mutable_data_ptr(), num_rows, dim,
+                            x.stride(0), float(eps), dtype},
+                           call.stream()));
+  return out;
+}
+
+Tensor pack_linear(const Tensor& weight) {
+  const char* op = "pack_linear";
+  const CudaCall call(op, "weight", weight);
+  const Dtype dtype = float_type(op, "weight", weight);
+  call.expect("weight", weight, weight.scalar_type(), {-1, -1, -1}, "[G, N, K]");
+  const int64_t num_groups = weight.size(0), num_out = weight.size(1), num_in = weight.size(2);
+  Tensor packed = call.empty(
+      {num_groups, num_blocks(num_out, kBlockOutputs), num_blocks(num_in, kBlockInputs), kBlockValues},
+      weight.scalar_type());
+  call.check(pack_linear_cuda({weight.const_data_ptr(), packed.mutable_data_ptr(), num_groups, num_out, num_in, dtype},
+                              call.stream()));
+  return packed;
+}
+
+Tensor linear(const Tensor& x, const Tensor& packed, int64_t num_out, const OptionalTensor& residual, bool out_f32) {
+  const char* op = "linear";
+  const CudaCall call(op, "x", x);
+  const Dtype dtype = float_type(op, "x", x);
+  call.expect_rows("x", x, 2, "[T, K]");
+  const int64_t num_rows = x.size(0), num_in = x.size(1);
+  expect_packed(call, "packed", packed, x.scalar_type(), 1, num_out, num_in);
+  const Dtype out_dtype = out_f32 ? kF32 : dtype;
+  if (residual) {
+    call.expect("residual", *residual, x.scalar_type(), {num_rows, num_out}, "[T, N]");
+    TORCH_CHECK_VALUE(out_dtype == dtype, op, ": residual: expected none with BFloat16 inputs and out_f32, got one");
+  }
+  Tensor out = call.empty({num_rows, num_out}, scalar_type(out_dtype));
+  call.check(linear_cuda({x.const_data_ptr(), packed.const_data_ptr(), data_or_null(residual), out.mutable_data_ptr(),
+                          num_rows, 1, num_out, num_in, x.stride(0), 0, dtype, out_dtype},
+                         call.stream()));
+  return out;
+}
+
+Tensor linear_heads(const Tensor& x, const Tensor& packed, int64_t num_out) {
+  const char* op = "linear_heads";
+  const CudaCall call(op, "x", x);
+  const Dtype dtype = float_type(op, "x", x);
+  call.expect_rows("x", x, 3, "[T, G, K]");
+  const int64_t num_rows = x.size(0), num_groups = x.size(1), num_in = x.size(2);
+  expect_packed(call, "packed", packed, x.scalar_type(), num_groups, num_out, num_in);
+  Tensor out = call.empty({num_rows, num_groups, num_out}, x.scalar_type());
+  call.check(linear_cuda({x.const_data_ptr(), packed.const_data_ptr(), nullptr, out.mutable_data_ptr(), num_rows,
+                          num_groups, num_out, num_in, x.stride(0), x.stride(1), dtype, dtype},
+                         call.stream()));
+  return out;
+}
+
+Tensor rope(const Tensor& x, const Tensor& cos_sin, const Tensor& position) {
+  const char* op = "rope";
+  const CudaCall call(op, "x", x);
+  const Dtype dtype = float_type(op, "x", x);
+  call.expect_rows("x", x, 3, "[T, H, R]");
+  const int64_t num_rows = x.size(0), num_heads = x.size(1), dim = x.size(2);
+  TORCH_CHECK_VALUE(dim % 2 == 0, op, ": x: expected an even last dimension R, got ", dim);
+  call.expect("cos_sin", cos_sin, at::kFloat, {-1, dim}, "[P, R]");
+  call.expect("position", position, at::kInt, {num_rows}, "[T]");
+  Tensor out = call.empty({num_rows, num_heads, dim}, x.scalar_type());
+  call.check(rope_cuda({x.const_data_ptr(), cos_sin.const_data_ptr<float>(), position.const_data_ptr<int32_t>(),
+                        out.mutable_data_ptr(), num_rows, num_heads, dim, cos_sin.size(0), x.stride(0), x.stride(1),
+                        dtype},
+                       call.stream()));
+  return out;
+}
+
+Tensor swiglu(const Tensor& gate_up) {
+  const char* op = "swiglu";
+  const CudaCall call(op, "gate_up", gate_up);
+  const Dtype dtype = float_type(op, "gate_up", gate_up);
+  call.expect("gate_up", gate_up, gate_up.scalar_type(), {-1, -1}, "[T, 2I]");
+  TORCH_CHECK_VALUE(gate_up.size(1) % 2 == 0, op, ": gate_up: expected an even last dimension 2I, got ",
+                    gate_up.size(1));
+  const int64_t num_rows = gate_up.size(0), dim = gate_up.size(1) / 2;
+  Tensor out = call.empty({num_rows, dim}, gate_up.scalar_type());
+  call.check(swiglu_cuda({gate_up.const_data_ptr(), out.mutable_data_ptr(), num_rows, dim, dtype}, call.stream()));
+  return out;
+}
+
+Tensor residual_add(const Tensor& x, const Tensor& y) {
+  const char* op = "residual_add";
+  const CudaCall call(op, "x", x);
+  const Dtype dtype = float_type(op, "x", x);
+  call.expect("x", x, x.scalar_type(), {-1, -1}, "[T, D]");
+  const int64_t num_rows = x.size(0), dim = x.size(1);
+  call.expect("y", y, x.scalar_type(), {num_rows, dim}, "[T, D]");
+  Tensor out = call.empty({num_rows, dim}, x.scalar_type());
+  call.check(residual_add_cuda({x.const_data_ptr(), y.const_data_ptr(), out.mutable_data_ptr(), num_rows, dim, dtype},
+                               call.stream()));
+  return out;
+}
+
+Tensor argmax(const Tensor& logits) {
+  const char* op = "argmax";
+  const CudaCall call(op, "logits", logits);
+  call.expect("logits", logits, at::kFloat, {-1, -1}, "[T, V]");
+  const int64_t num_rows = logits.size(0), vocab_size = logits.size(1);
+  expect_at_least(op, "vocabulary size V", vocab_size, 1);
+  Tensor token = call.empty({num_rows}, at::kLong);
+  call.check(argmax_cuda({logits.const_data_ptr<float>(), token.mutable_data_ptr<int64_t>(), num_rows, vocab_size},
+                         call.stream()));
+  return token;
+}
+
+std::tuple<Tensor, Tensor> moe_route(const Tensor& logits, const OptionalTensor& bias, int64_t top_k, int64_t scoring,
+                                     bool renormalize, double scaling_factor) {
+  const char* op = "moe_route";
+  const CudaCall call(op, "logits", logits);
+  call.expect("logits", logits, at::kFloat, {-1, -1}, "[T, E]");
+  const int64_t num_rows = logits.size(0), num_experts = logits.size(1);
+  if (bias) call.expect("bias", *bias, at::kFloat, {num_experts}, "[E]");
+  expect_range(op, "top_k", top_k, 1, num_experts);
+  expect_range(op, "scoring", scoring, kSoftmax, kSigmoid);
+  Tensor expert_id = call.empty({num_rows, top_k}, at::kInt), weight = call.empty({num_rows, top_k}, at::kFloat);
+  call.check(moe_route_cuda({logits.const_data_ptr<float>(), bias ? bias->const_data_ptr<float>() : nullptr,
+                             expert_id.mutable_data_ptr<int32_t>(), weight.mutable_data_ptr<float>(), num_rows,
+                             num_experts, top_k, Scoring(scoring), renormalize, float(scaling_factor)},
+                            call.stream()));
+  return {expert_id, weight};
+}
+
+Tensor moe_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down, const OptionalTensor& shared_gate_up,
+                   const OptionalTensor& shared_down, const Tensor& expert_id, const Tensor& weight, int64_t width,
+                   int64_t shared_width, const OptionalTensor& residual) {
+  const char* op = "moe_experts";
+  const CudaCall call(op, "x", x);
+  const Dtype dtype = float_type(op, "x", x);
+  const auto type = x.scalar_type();
+  call.expect("x", x, type, {-1, -1}, "[T, D]");
+  expect_at_least(op, "width", width, 1);
+  expect_dim(op, "gate_up", gate_up, 4, kPackedSymbols);
+  const int64_t num_rows = x.size(0), dim = x.size(1), num_experts = gate_up.size(0);
+  expect_packed(call, "gate_up", gate_up, type, num_experts, 2 * width, dim);
+  expect_packed(call, "down", down, type, num_experts, dim, width);
+  TORCH_CHECK_VALUE(shared_gate_up.has_value() == shared_down.has_value(), op,
+                    ": expected shared_gate_up and shared_down together or neither, got one");
+  if (shared_gate_up) {
+    expect_at_least(op, "shared_width", shared_width, 1);
+    expect_packed(call, "shared_gate_up", *shared_gate_up, type, 1, 2 * shared_width, dim);
+    expect_packed(call, "shared_down", *shared_down, type, 1, dim, shared_width);
+  }
+  call.expect("expert_id", expert_id, at::kInt, {num_rows, -1}, "[T, top_k]");
+  const int64_t top_k = expert_id.size(1);
+  call.expect("weight", weight, at::kFloat, {num_rows, top_k}, "[T, top_k]");
+  if (residual) call.expect("residual", *residual, type, {num_rows, dim}, "[T, D]");
+  Tensor out = call.empty({num_rows, dim}, type);
+  MoeExpertsArgs args{x.const_data_ptr(), gate_up.const_data_ptr(), down.const_data_ptr(), data_or_null(shared_gate_up),
+                      data_or_null(shared_down), expert_id.const_data_ptr<int32_t>(), weight.const_data_ptr<float>(),
+                      data_or_null(residual), out.mutable_data_ptr(), num_rows, dim, num_experts, top_k, width,
+                      shared_width, dtype};
+  const Tensor workspace = call.workspace(moe_experts_cuda_workspace_bytes(args));
+  args.workspace = workspace.mutable_data_ptr();
+  call.check(moe_experts_cuda(args, call.stream()));
+  return out;
+}
+
+void cache_append(const Tensor& cache, const Tensor& latent, const Tensor& k_rope, const Tensor& stream,
+                  const Tensor& slot) {
+  const char* op = "cache_append";
+  const CudaCall call(op, "cache", cache);
+  const Dtype dtype = float_type(op, "cache", cache);
+  const auto type = cache.scalar_type();
+  call.expect("cache", cache, type, {-1, -1, -1}, "[S, P, C+R]");
+  call.expect("latent", latent, type, {-1, -1}, "[T, C]");
+  const int64_t num_rows = latent.size(0), latent_dim = latent.size(1), rope_dim = cache.size(2) - latent_dim;
+  call.expect("k_rope", k_rope, type, {num_rows, rope_dim}, "[T, R] with C+R of the cache");
+  call.expect("stream", stream, at::kInt, {num_rows}, "[T]");
+  call.expect("slot", slot, at::kInt, {num_rows}, "[T]");
+  call.check(cache_append_cuda({cache.mutable_data_ptr(), latent.const_data_ptr(), k_rope.const_data_ptr(),
+                                stream.const_data_ptr<int32_t>(), slot.const_data_ptr<int32_t>(), num_rows,
+                                cache.size(0), cache.size(1), latent_dim, rope_dim, dtype},
+                               call.stream()));
+}
+
+void cache_compact(const Tensor& cache, const Tensor& prefix_len, const Tensor& accepted_path,
+                   const Tensor& num_accepted) {
+  const char* op = "cache_compact";
+  const CudaCall call(op, "cache", cache);
+  const Dtype dtype = float_type(op, "cache", cache);
+  call.expect("cache", cache, cache.scalar_type(), {-1, -1, -1, -1}, "[layers, S, P, C+R]");
+  const int64_t num_streams = cache.size(1), num_slots = cache.size(2);
+  call.expect("prefix_len", prefix_len, at::kInt, {num_streams}, "[S]");
+  call.expect("accepted_path", accepted_path, at::kInt, {num_streams, -1}, "[S, L]");
+  call.expect("num_accepted", num_accepted, at::kInt, {num_streams}, "[S]");
+  call.check(cache_compact_cuda({cache.mutable_data_ptr(), prefix_len.const_data_ptr<int32_t>(),
+                                 accepted_path.const_data_ptr<int32_t>(), num_accepted.const_data_ptr<int32_t>(),
+                                 cache.size(0), num_streams, num_slots, cache.size(3), accepted_path.size(1), dtype},
+                                call.stream()));
+}
+
+Tensor verify_attn(const Tensor& q_latent, const Tensor& q_rope, const Tensor& cache, const Tensor& stream,
+                   const Tensor& node, const Tensor& parent, const Tensor& depth, const Tensor& prefix_len,
+                   double scale) {
+  const char* op = "verify_attn";
+  const CudaCall call(op, "q_latent", q_latent);
+  const Dtype dtype = float_type(op, "q_latent", q_latent);
+  const auto type = q_latent.scalar_type();
+  call.expect("q_latent", q_latent, type, {-1, -1, -1}, "[T, H, C]");
+  const int64_t num_rows = q_latent.size(0), num_heads = q_latent.size(1), latent_dim = q_latent.size(2);
+  call.expect("q_rope", q_rope, type, {num_rows, num_heads, -1}, "[T, H, R]");
+  const int64_t rope_dim = q_rope.size(2);
+  call.expect("cache", cache, type, {-1, -1, latent_dim + rope_dim}, "[S, P, C+R]");
+  const int64_t num_streams = cache.size(0), num_slots = cache.size(1);
+  call.expect("stream", stream, at::kInt, {num_rows}, "[T]");
+  call.expect("node", node, at::kInt, {num_rows}, "[T]");
+  call.expect("parent", parent, at::kInt, {num_streams, -1}, "[S, N]");
+  const int64_t num_tree_slots = parent.size(1);
+  call.expect("depth", depth, at::kInt, {num_streams, num_tree_slots}, "[S, N]");
+  call.expect("prefix_len", prefix_len, at::kInt, {num_streams}, "[S]");
+  Tensor out = call.empty({num_rows, num_heads, latent_dim}, type);
+  VerifyAttnArgs args{q_latent.const_data_ptr(), q_rope.const_data_ptr(), cache.const_data_ptr(),
+                      stream.const_data_ptr<int32_t>(), node.const_data_ptr<int32_t>(),
+                      parent.const_data_ptr<int32_t>(), depth.const_data_ptr<int32_t>(),
+                      prefix_len.const_data_ptr<int32_t>(), out.mutable_data_ptr(), num_rows, num_heads, latent_dim,
+                      rope_dim, num_streams, num_slots, num_tree_slots, float(scale), dtype};
+  VerifyAttnArgs one_row = args;
+  one_row.num_rows = 1;
+  args.workspace_bytes = std::min(verify_attn_cuda_workspace_bytes(args),
+                                  std::max(kMaxAttnWorkspaceBytes, verify_attn_cuda_workspace_bytes(one_row)));
+  const Tensor workspace = call.workspace(args.workspace_bytes);
+  args.workspace = workspace.mutable_data_ptr();
+  call.check(verify_attn_cuda(args, call.stream()));
+  return out;
+}
+
+}  // namespace
+
+KDTREE_LIBRARY_IMPL(KDTREE_NS, CUDA, m) {
+  m.impl("embed", &embed);
+  m.impl("rms_norm", &rms_norm);
+  m.impl("pack_linear", &pack_linear);
+  m.impl("linear", &linear);
+  m.impl("linear_heads", &linear_heads);
+  m.impl("rope", &rope);
+  m.impl("swiglu", &swiglu);
+  m.impl("residual_add", &residual_add);
+  m.impl("argmax", &argmax);
+  m.impl("moe_route", &moe_route);
+  m.impl("moe_experts", &moe_experts);
+  m.impl("cache_append", &cache_append);
+  m.impl("cache_compact", &cache_compact);
+  m.impl("verify_attn", &verify_attn);
+}
+
+}  // namespace kdtree::bind
