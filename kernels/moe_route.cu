@@ -24,6 +24,7 @@ __device__ __forceinline__ double lane_sum(double x) {
 
 __device__ void fill_scores(const MoeRouteArgs& a, const float* logits, double* scores, int lane) {
   if (a.scoring == kSigmoid) {
+#pragma unroll 4
     for (int e = lane; e < a.num_experts; e += kWarp) scores[e] = 1.0 / (1.0 + exp(-double(logits[e])));
     return;
   }
@@ -31,6 +32,7 @@ __device__ void fill_scores(const MoeRouteArgs& a, const float* logits, double* 
   for (int e = lane; e < a.num_experts; e += kWarp) largest = fmaxf(largest, logits[e]);
   largest = warp_max(largest);
   double sum = 0.0;
+#pragma unroll 4
   for (int e = lane; e < a.num_experts; e += kWarp) sum += scores[e] = exp(double(logits[e]) - double(largest));
   sum = lane_sum(sum);
   for (int e = lane; e < a.num_experts; e += kWarp) scores[e] /= sum;
@@ -44,6 +46,7 @@ struct Best {
   __device__ __forceinline__ void scan(const uint64_t* keys, int num_experts, int lane) {
     key = kTaken;
     id = 0x7fffffff;
+#pragma unroll 4
     for (int e = lane; e < num_experts; e += kWarp)
       if (keys[e] > key) key = keys[e], id = e;
   }

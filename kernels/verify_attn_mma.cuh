@@ -5,14 +5,14 @@
 //               accumulators is rare. Maxima and sums of a tile go over 4 lanes by shuffles
 //   O += P V    a warp owns a share of the latent's columns for all queries
 // A tile of keys comes by cp.async, 16 bytes at a time, so a path costs what a stretch of the prefix costs. Leaves start from
-// nothing and end in the workspace. The order of additions is a constant of (C, R, tile length): M, skew, stages and the
-// number of leaves in an item do not enter it.
+// nothing and end in the workspace; with M <= 32 there are registers to fold the leaves of a whole group first. The order of
+// additions is a constant of (C, R, tile length): M, skew, stages and the number of leaves in an item do not enter it.
 #pragma once
 #include "verify_attn_plan.cuh"
 
 namespace kdtree {
 
-constexpr int kMmaThreads = 256, kMmaMaxQueries = 64, kQuarters = 4;
+constexpr int kMmaThreads = 256, kMmaMaxQueries = 64, kMaxFoldQueries = 32, kQuarters = 4;
 constexpr float kLazyMaximum = 8.0f;
 
 template <int kLatent_, int kRope_, int kKeys_, int kStages_, bool kSkewed_>
@@ -31,7 +31,8 @@ struct MmaShape {
   static constexpr int kProbsSlice = kKeys / 8 * 128, kProbsBytes = kSlices * kProbsSlice;
   static constexpr int kAlpha = kProbs + 2 * kProbsBytes;           // rescaling factors, twice: [query]
   static constexpr int kFlags = kAlpha + 2 * kMmaMaxQueries * 4;    // slice needs rescaling, twice: [slice]
-  static constexpr int kPlan = kFlags + 2 * kSlices;
+  static constexpr int kWeights = kFlags + 2 * kSlices;             // of the folded leaves and the new one: [query] float2
+  static constexpr int kPlan = kWeights + kMaxFoldQueries * 8;
   static constexpr int kSharedBytes = kPlan + int(sizeof(AttnPlan));
   static_assert(kLatent % 16 == 0 && kRope % 16 == 0 && kLatent % kWarpColumns == 0 && kValueWarps <= 8);
   static_assert(kStages * kTileBytes >= 4 * kMaxPath && kPlan % 8 == 0);
@@ -68,17 +69,17 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   return r;
 }
 
-// threadIdx.x, computed anew for each item: the compiler must not keep what follows from it in registers between items.
-__device__ __forceinline__ int thread_of_item() {
-  int thread = threadIdx.x;
-  asm volatile("" : "+r"(thread));
-  return thread;
+// A value computed anew for each item: the compiler must not keep what follows from it in registers between items.
+template <class Int>
+__device__ __forceinline__ Int for_this_item(Int value) {
+  asm volatile("" : "+r"(value));
+  return value;
 }
 
 // One item of M queries. The arrays live in registers: every index is known at compile time.
 template <class S, int M>
 struct MmaWorker {
-  static constexpr bool kSkewed = S::kSkewed && M > 16;
+  static constexpr bool kSkewed = S::kSkewed && M > 16, kCanFold = M <= kMaxFoldQueries;
   static constexpr int kKeys = S::kKeys, kRowTiles = M / 16, kSlices = M / 8, kColumnTiles = S::kWarpColumns / 8;
   static constexpr int kScoreTiles = kRowTiles >= 2 ? kRowTiles / 2 : 1;  // 16-query tiles of a warp in Q K^T
   static constexpr int kScoreBlocks = kRowTiles >= 2 || S::kKeyBlocks == 1 ? S::kKeyBlocks : S::kKeyBlocks / 2;
@@ -89,8 +90,8 @@ struct MmaWorker {
   const AttnLaunch& launch;
   AttnPlan& plan;
   unsigned char* const memory;
-  const uint32_t base = shared_address(memory);
-  const int thread = thread_of_item(), warp = thread / kWarp, lane = thread % kWarp, group = lane / 4, pair = lane % 4;
+  const uint32_t base = for_this_item(shared_address(memory));
+  const int thread = for_this_item(int(threadIdx.x)), warp = thread / kWarp, lane = thread % kWarp, group = lane / 4, pair = lane % 4;
   const int quarter = warp % 4, half = warp / 4;
   const int load_key = thread / kThreadsPerKey, load_piece = thread % kThreadsPerKey;
   const int score_tile = kRowTiles >= 2 ? half * kScoreTiles : 0;     // first 16-query tile of this warp in Q K^T
@@ -109,8 +110,9 @@ struct MmaWorker {
 
   int num_tiles = 0;
   uint32_t query[kScoreTiles][S::kQuarterSteps][4];
-  float acc[kRowTiles][kColumnTiles][4];
-  float row_max = -INFINITY, row_sum = 0.0f, done_max = 0.0f, done_sum = 0.0f;  // of query 8 * slice + group
+  float acc[kRowTiles][kColumnTiles][4];                               // of the leaf
+  float folded[kCanFold ? kRowTiles : 1][kCanFold ? kColumnTiles : 1][4];  // of the leaves before it
+  float row_max = -INFINITY, row_sum = 0.0f, folded_max = 0.0f, folded_sum = 0.0f;  // of query 8 * slice + group
   float v[S::kKeyBlocks * 4];
 
   __device__ MmaWorker(const AttnLaunch& launch, AttnPlan& plan, unsigned char* memory)
@@ -127,7 +129,8 @@ struct MmaWorker {
       cp_async_commit();
     }
     load_queries();
-    clear();
+    clear(acc);
+    if constexpr (kCanFold) clear(folded);  // else the registers would count as in use all the time
     if (thread == 0) draw_ticket(launch, plan);
     if constexpr (kSkewed)
       run_skewed();
@@ -180,13 +183,13 @@ struct MmaWorker {
       }
   }
 
-  __device__ __forceinline__ void clear() {
+  static __device__ __forceinline__ void clear(float (&sums)[kRowTiles][kColumnTiles][4]) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
       for (int n = 0; n < kColumnTiles; ++n)
 #pragma unroll
-        for (int c = 0; c < 4; ++c) acc[m][n][c] = 0.0f;
+        for (int c = 0; c < 4; ++c) sums[m][n][c] = 0.0f;
   }
 
   // --- scores ------------------------------------------------------------------------------------------------------
@@ -255,12 +258,18 @@ struct MmaWorker {
     }
   }
 
-  // Scores of tile i become P. With i == num_tiles it only closes the last leaf.
+  // Whether tile i is the last of a leaf.
+  __device__ __forceinline__ bool ends_leaf(int tile) const { return tile + 1 == num_tiles || starts_leaf(tile + 1); }
+
+  // Whether tile i lies in the first leaf of the item.
+  __device__ __forceinline__ bool in_first_leaf(int tile) const {
+    return leaf_begin(plan.item.begin + tile * kKeys) == plan.item.begin;
+  }
+
+  // Scores of tile i become P.
   __device__ __forceinline__ void softmax(int i) {
     add_quarters();
-    const bool fresh = i == num_tiles || starts_leaf(i);
-    done_max = fresh ? row_max : done_max;
-    done_sum = fresh ? row_sum : done_sum;
+    const bool fresh = starts_leaf(i);
     row_max = fresh ? -INFINITY : row_max;
     row_sum = fresh ? 0.0f : row_sum;
     const int num_left = plan.item.end - plan.item.begin - i * kKeys - 2 * pair;  // keys from here on that count
@@ -286,6 +295,26 @@ struct MmaWorker {
     sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
     sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
     row_sum = __fadd_rn(row_sum, sum);
+    if (ends_leaf(i)) finish_leaf(i);
+  }
+
+  // Maximum and sum of a leaf: to the workspace, or folded into those of the leaves before it.
+  __device__ __forceinline__ void finish_leaf(int i) {
+    const AttnItem& item = plan.item;
+    const int query_in_item = slice * 8 + group;
+    float2* stats = launch.stats + (item.first_query + query_in_item) * launch.max_leaves;
+    const bool stores = pair == 0 && query_in_item < item.num_queries;
+    if (!kCanFold || !item.folds) {
+      if (stores) stats[leaf_of(item.begin + i * kKeys)] = make_float2(row_max, row_sum);
+      return;
+    }
+    const bool first = in_first_leaf(i);
+    const float new_max = first ? row_max : fmaxf(folded_max, row_max);
+    const float old_weight = exp2f(__fsub_rn(folded_max, new_max)), weight = exp2f(__fsub_rn(row_max, new_max));
+    folded_sum = first ? row_sum : __fmaf_rn(weight, row_sum, __fmul_rn(old_weight, folded_sum));
+    folded_max = new_max;
+    if (pair == 0) reinterpret_cast<float2*>(memory + S::kWeights)[query_in_item] = make_float2(old_weight, weight);
+    if (stores && i + 1 == num_tiles) stats[leaf_of(item.begin)] = make_float2(folded_max, folded_sum);
   }
 
   __device__ __forceinline__ void store_probs(int i, float alpha) {
@@ -342,13 +371,42 @@ struct MmaWorker {
     }
   }
 
-  // The leaf that tile i belongs to is complete: it goes to the workspace, and the sums start again from nothing.
+  // The leaf that tile i belongs to is complete: its sums go to the workspace, or to the leaves before it.
   __device__ __forceinline__ void flush(int i) {
     const AttnItem& item = plan.item;
-    const int64_t leaf = leaf_of(item.begin + i * kKeys), num_queries = launch.num_rows * launch.a.num_heads;
-    if (softmaxes && pair == 0 && slice * 8 + group < item.num_queries)
-      launch.stats[(item.first_query + slice * 8 + group) * launch.max_leaves + leaf] = make_float2(done_max, done_sum);
-    float* to = launch.partials + (leaf * num_queries + item.first_query + group) * S::kLatent + warp * S::kWarpColumns + 2 * pair;
+    if constexpr (kCanFold) {
+      if (item.folds) {
+        fold(in_first_leaf(i));
+        if (i + 1 == num_tiles) store(folded, leaf_of(item.begin));
+        clear(acc);
+        return;
+      }
+    }
+    store(acc, leaf_of(item.begin + i * kKeys));
+    clear(acc);
+  }
+
+  __device__ __forceinline__ void fold(bool first) {
+    const float2* weights = reinterpret_cast<const float2*>(memory + S::kWeights) + group;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float2 weight = weights[m * 16 + h * 8];
+#pragma unroll
+        for (int n = 0; n < kColumnTiles; ++n)
+#pragma unroll
+          for (int c = 2 * h; c < 2 * h + 2; ++c)
+            folded[m][n][c] = first ? acc[m][n][c]
+                                    : __fmaf_rn(weight.y, acc[m][n][c], __fmul_rn(weight.x, folded[m][n][c]));
+      }
+  }
+
+  __device__ __forceinline__ void store(const float (&sums)[kRowTiles][kColumnTiles][4], int64_t leaf) {
+    const AttnItem& item = plan.item;
+    const int64_t num_queries = launch.num_rows * launch.a.num_heads;
+    float* to = launch.partials + (leaf * num_queries + item.first_query + group) * S::kLatent;
+    to += warp * S::kWarpColumns + 2 * pair;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
@@ -357,8 +415,7 @@ struct MmaWorker {
 #pragma unroll
           for (int n = 0; n < kColumnTiles; ++n)
             *reinterpret_cast<float2*>(to + (m * 16 + h * 8) * S::kLatent + n * 8) =
-                make_float2(acc[m][n][2 * h], acc[m][n][2 * h + 1]);
-    clear();
+                make_float2(sums[m][n][2 * h], sums[m][n][2 * h + 1]);
   }
 
   // --- the two schedules -------------------------------------------------------------------------------------------
@@ -387,10 +444,10 @@ struct MmaWorker {
 #pragma unroll
         for (int k = 0; k < S::kKeyBlocks; ++k) add_values(i - 1, stage_values, k);
       }
-      if (softmaxes) softmax(i);
+      if (softmaxes && i < num_tiles) softmax(i);
       if (!half) cp_async_wait<kAhead - 1>();
       __syncthreads();
-      if (i > 0 && (i == num_tiles || starts_leaf(i))) flush(i - 1);
+      if (i > 0 && ends_leaf(i - 1)) flush(i - 1);
       stage_values = stage;
       stage = next_stage(stage);
       stage_load = next_stage(stage_load);
@@ -414,13 +471,13 @@ struct MmaWorker {
       if (i + 1 < num_tiles) score_tile_of<true>(next, i + kAhead, stage_load);
       __syncthreads();
       rescale(i);
-      if (softmaxes && warp < 4) softmax(i + 1);
+      if (softmaxes && warp < 4 && i + 1 < num_tiles) softmax(i + 1);
       add_values(i, stage, 0);
-      if (softmaxes && warp >= 4) softmax(i + 1);
+      if (softmaxes && warp >= 4 && i + 1 < num_tiles) softmax(i + 1);
       if constexpr (S::kKeyBlocks == 2) add_values(i, stage, 1);
       cp_async_wait<S::kStages - 3>();  // tile i + 2 is here
       __syncthreads();
-      if (i + 1 == num_tiles || starts_leaf(i + 1)) flush(i);
+      if (ends_leaf(i)) flush(i);
       stage_load = stage;
       stage = next;
     }

@@ -13,12 +13,18 @@ namespace kdtree {
 constexpr int kMaxAttnStreams = 64, kMaxPath = int(kMaxBudget) + 1;
 constexpr uint64_t kTicketMark = uint64_t{0x7bd1f5a3} << 32;
 
+// What the fold must know of a row.
+struct AttnRow {
+  int32_t num_keys;       // -1 for a row that is not valid
+  int32_t folded_leaves;  // leaves before this one were folded up to their group, whose first leaf holds the result; or 0
+};
+
 // One launch: the rows [row_begin, row_begin + num_rows) of the step, whose partial results fit the workspace.
 struct AttnLaunch {
   VerifyAttnArgs a;
   int64_t row_begin, num_rows;
   uint64_t* tickets;      // upper half: a mark that the count in the lower half is this launch's
-  int32_t* num_leaves;    // [num_rows], or -1 for a row that is not valid
+  AttnRow* rows;          // [num_rows]
   float2* stats;          // [num_rows * H, max_leaves]: maximum (of log2), sum
   float* partials;        // [max_leaves, num_rows * H, pitch]
   int64_t max_leaves, pitch;
@@ -27,8 +33,8 @@ struct AttnLaunch {
 
 // Microseconds of one H200 multiprocessor, roughly; they only choose between equal results.
 struct AttnCosts {
-  float per_key[3], per_leaf[3], per_item[3];  // for 16, 32, 64 queries
-  int min_log2_rows, max_log2_rows;            // sizes of query tile that the kernel has
+  float per_key[3], per_leaf[3], per_item[3];       // for 16, 32, 64 queries
+  int min_log2_rows, max_log2_rows, max_fold_log2_rows;  // query tiles that the kernel has, and that can fold leaves
 };
 
 struct AttnItem {
@@ -37,6 +43,7 @@ struct AttnItem {
   int prefix;             // positions from here on lie on the path
   int first_query, num_queries, log2_rows;
   int node, depth;        // of a tail item, else -1
+  bool folds;             // the item's leaves are one group's (or its first ones): one result, in the slot of the first leaf
 };
 
 struct AttnPlan {
@@ -46,6 +53,7 @@ struct AttnPlan {
     int items_end;                    // shared items of the streams up to here
   } streams[kMaxAttnStreams];
   int num_rows, num_tail_items, num_items, tail_log2_rows, shared_log2_rows, log2_unit;
+  bool folds;                         // shared items are whole groups
   int ordered;                        // rows lie as tree_rows makes them
   uint32_t ticket;
   AttnItem item;
@@ -78,34 +86,44 @@ __device__ __forceinline__ void find_run(int end, int log2_unit, int run, AttnIt
   }
 }
 
-// The estimated time of the shared items with a query tile of 2^log2_rows and runs of 2^log2_unit.
-__device__ float shared_time(const AttnPlan& plan, const AttnCosts& costs, int num_streams, int num_heads, int log2_rows,
+__device__ __forceinline__ bool can_fold(const AttnCosts& costs, int log2_rows, int log2_unit) {
+  return log2_unit == kLog2Group && log2_rows <= costs.max_fold_log2_rows;
+}
+
+// The estimated time of the shared items with a query tile of 2^log2_rows and runs of 2^log2_unit: the blocks' work, and the
+// partial results' way to memory and back.
+__device__ float shared_time(const AttnLaunch& launch, const AttnPlan& plan, const AttnCosts& costs, int log2_rows,
                              int log2_unit) {
-  const int c = log2_rows - 4;
-  float total = 0.0f, longest = 0.0f;
+  constexpr float kCacheBytes = 40e6f, kCacheRate = 8e6f, kMemoryRate = 3e6f;  // bytes, bytes per microsecond
+  const int c = log2_rows - 4, num_heads = int(launch.a.num_heads);
+  const bool folds = can_fold(costs, log2_rows, log2_unit);
+  float total = 0.0f, longest = 0.0f, partials = 0.0f;
   int items = 0;
-  for (int s = 0; s < num_streams; ++s) {
+  for (int s = 0; s < int(launch.a.num_streams); ++s) {
     const AttnPlan::Stream& stream = plan.streams[s];
     if (stream.num_rows == 0 || stream.shared_end <= 0) continue;
-    const int tiles = ceil_shift(stream.num_rows * num_heads, log2_rows), end = stream.shared_end;
-    const int runs = num_runs(end, log2_unit), leaf = kLog2FirstLeaf + leaf_region(end - 1);
-    const float key_time = float(end) * costs.per_key[c] + float(leaf_of(end - 1) + 1) * costs.per_leaf[c];
-    total += float(tiles) * (key_time + float(runs) * costs.per_item[c]);
+    const int queries = stream.num_rows * num_heads, tiles = ceil_shift(queries, log2_rows), end = stream.shared_end;
+    const int runs = num_runs(end, log2_unit), leaves = leaf_of(end - 1) + 1;
+    const int run_keys = min(end, 1 << max(log2_unit, kLog2FirstLeaf + leaf_region(end - 1)));
+    const float leaf_time = (folds ? 0.3f : 1.0f) * costs.per_leaf[c];
+    total += float(tiles) * (float(end) * costs.per_key[c] + float(leaves) * leaf_time + float(runs) * costs.per_item[c]);
+    longest = fmaxf(longest, float(run_keys) * costs.per_key[c] + leaf_time + costs.per_item[c]);
     items += tiles * runs;
-    const int run_keys = min(end, 1 << max(log2_unit, leaf));
-    longest = fmaxf(longest, float(run_keys) * costs.per_key[c] + costs.per_leaf[c] + costs.per_item[c]);
+    partials += float(queries) * float(folds ? runs : leaves) * float(launch.pitch) * 4.0f;
   }
   if (items == 0) return 0.0f;
   const int rounds = (items + int(gridDim.x) - 1) / int(gridDim.x);
-  return fmaxf(longest, float(rounds) * total / float(items));
+  return fmaxf(longest, float(rounds) * total / float(items)) +
+         2.0f * partials / (partials > kCacheBytes ? kMemoryRate : kCacheRate);
 }
 
 // One warp: the query tile and the run length that are estimated fastest, then the items of each stream.
-__device__ void choose_tiles(AttnPlan& plan, const AttnCosts& costs, int num_streams, int num_heads, int lane) {
+__device__ void choose_tiles(const AttnLaunch& launch, AttnPlan& plan, const AttnCosts& costs, int lane) {
+  const int num_streams = int(launch.a.num_streams), num_heads = int(launch.a.num_heads);
   const int sizes = costs.max_log2_rows - costs.min_log2_rows + 1;
   const int log2_rows = costs.min_log2_rows + lane % sizes, log2_unit = kLog2FirstLeaf + lane / sizes;
   const bool taking_part = lane < sizes * kNumLeafRegions;
-  float best_time = taking_part ? shared_time(plan, costs, num_streams, num_heads, log2_rows, log2_unit) : INFINITY;
+  float best_time = taking_part ? shared_time(launch, plan, costs, log2_rows, log2_unit) : INFINITY;
   int best = lane;
 #pragma unroll
   for (int offset = kWarp / 2; offset > 0; offset /= 2) {
@@ -116,6 +134,7 @@ __device__ void choose_tiles(AttnPlan& plan, const AttnCosts& costs, int num_str
   if (lane > 0) return;
   plan.shared_log2_rows = costs.min_log2_rows + best % sizes;
   plan.log2_unit = kLog2FirstLeaf + best / sizes;
+  plan.folds = can_fold(costs, plan.shared_log2_rows, plan.log2_unit);
   int items = 0;
   for (int s = 0; s < num_streams; ++s) {
     AttnPlan::Stream& stream = plan.streams[s];
@@ -134,33 +153,34 @@ __device__ void choose_tiles(AttnPlan& plan, const AttnCosts& costs, int num_str
 // All threads of the block.
 __device__ void make_plan(const AttnLaunch& launch, const AttnCosts& costs, AttnPlan& plan) {
   const VerifyAttnArgs& a = launch.a;
-  const int num_streams = int(a.num_streams), num_rows = rows_in_use(a.num_rows_device, launch.num_rows, launch.row_begin);
+  const int num_streams = int(a.num_streams), thread = int(threadIdx.x), step = int(blockDim.x);
   const int32_t* row_stream = a.stream + launch.row_begin;
-  if (blockIdx.x == 0 && threadIdx.x == 0)
+  const auto stream_at = [&](int t, int num_rows) { return t >= 0 && t < num_rows ? row_stream[t] : -1; };
+  const int allocated = int(launch.num_rows), num_rows = rows_in_use(a.num_rows_device, launch.num_rows, launch.row_begin);
+  int s = stream_at(thread, allocated), before = stream_at(thread - 1, allocated), behind = stream_at(thread + 1, allocated);
+  if (blockIdx.x == 0 && thread == 0)
     atomicExch(reinterpret_cast<unsigned long long*>(launch.tickets), static_cast<unsigned long long>(kTicketMark));
-  for (int s = threadIdx.x; s < num_streams; s += blockDim.x) {
-    const int prefix = a.prefix_len[s];
+  if (thread == 0) plan.num_rows = num_rows;
+  for (int i = thread; i < num_streams; i += step) {
+    const int prefix = a.prefix_len[i];
     const bool valid = prefix >= 0 && prefix <= a.num_slots;
-    plan.streams[s] = {0, 0, valid ? prefix : -1, valid ? leaf_begin(prefix) : 0, 0};
+    plan.streams[i] = {0, 0, valid ? prefix : -1, valid ? leaf_begin(prefix) : 0, 0};
   }
   __syncthreads();
   bool ordered = true;
-  for (int t = threadIdx.x; t < num_rows; t += blockDim.x) {
-    const int s = row_stream[t], before = t > 0 ? row_stream[t - 1] : -1, behind = t + 1 < num_rows ? row_stream[t + 1] : -1;
-    ordered &= s >= 0 && s < num_streams && s >= before;
-    if (s < 0 || s >= num_streams) continue;
-    if (s != before) plan.streams[s].row_begin = t;
-    if (s != behind) plan.streams[s].num_rows = t + 1;  // its end, for now
+  for (int t = thread; t < num_rows; t += step) {
+    if (t != thread) s = stream_at(t, num_rows), before = stream_at(t - 1, num_rows), behind = stream_at(t + 1, num_rows);
+    const bool exists = s >= 0 && s < num_streams;
+    ordered &= exists && s >= before;
+    if (exists && s != before) plan.streams[s].row_begin = t;
+    if (exists && (s != behind || t + 1 == num_rows)) plan.streams[s].num_rows = t + 1;  // its end, for now
   }
   ordered = __syncthreads_and(ordered);
-  for (int s = threadIdx.x; s < num_streams; s += blockDim.x)
-    plan.streams[s].num_rows = ordered ? plan.streams[s].num_rows - plan.streams[s].row_begin : 0;
-  if (threadIdx.x == 0) {
-    plan.num_rows = num_rows;
-    plan.ordered = ordered;
-  }
+  for (int i = thread; i < num_streams; i += step)
+    plan.streams[i].num_rows = ordered ? plan.streams[i].num_rows - plan.streams[i].row_begin : 0;
+  if (thread == 0) plan.ordered = ordered;
   __syncthreads();
-  if (threadIdx.x < kWarp) choose_tiles(plan, costs, num_streams, int(a.num_heads), int(threadIdx.x));
+  if (thread < kWarp) choose_tiles(launch, plan, costs, thread);
   __syncthreads();
 }
 
@@ -175,6 +195,7 @@ __device__ void find_tail_item(const AttnLaunch& launch, AttnPlan& plan, int ind
   item.log2_rows = plan.tail_log2_rows;
   item.begin = item.end = 0;
   item.node = item.depth = 0;
+  item.folds = false;
   const int s = a.stream[launch.row_begin + row], node = a.node[launch.row_begin + row];
   bool valid = plan.ordered && s >= 0 && s < a.num_streams && node >= 0 && node < a.num_tree_slots;
   valid = valid && plan.streams[s].prefix >= 0 && plan.streams[s].prefix + node < a.num_slots;
@@ -190,7 +211,7 @@ __device__ void find_tail_item(const AttnLaunch& launch, AttnPlan& plan, int ind
     const int64_t row_bytes = (a.latent_dim + a.rope_dim) * (a.dtype == kF32 ? 4 : 2);
     item.keys += s * a.num_slots * row_bytes;
   }
-  if (head == 0) launch.num_leaves[row] = valid ? leaf_of(item.end - 1) + 1 : -1;
+  if (head == 0) launch.rows[row] = {valid ? item.end : -1, plan.folds ? leaf_of(item.begin) : 0};
 }
 
 __device__ void find_shared_item(const AttnLaunch& launch, AttnPlan& plan, int index) {
@@ -208,6 +229,7 @@ __device__ void find_shared_item(const AttnLaunch& launch, AttnPlan& plan, int i
   item.log2_rows = plan.shared_log2_rows;
   item.prefix = item.end;
   item.node = item.depth = -1;
+  item.folds = plan.folds;
   const int64_t row_bytes = (a.latent_dim + a.rope_dim) * (a.dtype == kF32 ? 4 : 2);
   item.keys = static_cast<const char*>(a.cache) + s * a.num_slots * row_bytes;
 }
