@@ -16,7 +16,7 @@ from kdtree_nb.kdtr import open_kdtr
 from kdtree_nb.model.mla import Attention, rope_table
 from kdtree_nb.model.moe import DenseFeedForward, MoeFeedForward
 from kdtree_nb.model.transformer import Layer, Model
-from kdtree_nb.native import ops
+from kdtree_nb.native import ops, require
 
 DATA_DIR = Path(__file__).resolve().parents[2] / "data"
 """Where the models that this project ships lie."""
@@ -34,7 +34,8 @@ def load_model(
     """Load a model from a KDTR file, or by name: "tiny" (trained on Python text), "tiny2" (random weights, odd sizes).
 
     Weights are widened exactly to FP32 (or rounded to BF16), fused and packed once, here. Raises CheckpointError when
-    the file is missing or describes no model, KdtrError when it is damaged, ValueError on another dtype.
+    the file is missing or describes no model, KdtrError when it is damaged, ValueError on another dtype, and
+    KernelUnavailableError where there are no kernels for the device.
     """
     name = os.fspath(path_or_name)
     if name == "tiny2":
@@ -92,6 +93,7 @@ class _Reader:
 def _build(config: ModelConfig, weights: Weights, device: str | torch.device, dtype: torch.dtype) -> Model:
     if dtype not in DTYPES:
         raise ValueError(f"load_model: expected dtype torch.float32 or torch.bfloat16, got {dtype}")
+    require(torch.device(device))
     read = _Reader(weights, torch.device(device), dtype)
     cos_sin = rope_table(config, read.device)
     layers = [_layer(config, read, i, cos_sin) for i in range(config.num_hidden_layers)]

@@ -7,9 +7,7 @@ never register the same names. A build happens in a folder of its own and is ren
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
@@ -18,12 +16,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from kdtree_nb.errors import KernelBuildError, KernelUnavailableError
+from kdtree_nb.native.cuda_toolchain import CudaToolchain
+from kdtree_nb.native.guard import cache_errors, environment, file_lock
 from kdtree_nb.native.toolchain import Toolchain, find_toolchain
 
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-ffp-contract=off")
@@ -35,18 +35,26 @@ LOCK_TIMEOUT_S = 600.0
 """How long to wait for another process that compiles the same kernels."""
 
 _BINDING_S = 10.0  # a file that includes torch's lean headers compiles in about this time
-_KERNEL_S = 1.0  # and one without
+_KERNEL_S = 1.0  # one without
+_CUDA_S = 6.0  # and one of CUDA, per architecture
 
 Report = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Build:
-    """A library: its torch.ops namespace, its path, and the seconds that compiling it took (0.0 from the cache)."""
+    """A library of kernels.
+
+    namespace: of its operators in torch.ops
+    path:      of the file
+    compile_s: seconds that compiling it took (0.0 from the cache)
+    no_cuda:   why it has no kernels for GPUs; empty if it has
+    """
 
     namespace: str
     path: Path
     compile_s: float
+    no_cuda: str
 
 
 @dataclasses.dataclass
@@ -89,6 +97,15 @@ def load(kernels: Path | None = None, cache: Path | None = None, report: Report 
         return _process.build
 
 
+def require(device: torch.device) -> None:
+    """Load the kernels, and raise KernelUnavailableError if there are none for this device."""
+    build = load()
+    if device.type == "cuda" and not build.no_cuda or device.type == "cpu":
+        return
+    reason = build.no_cuda if device.type == "cuda" else "expected a device of kind cpu or cuda"
+    raise KernelUnavailableError(f"native kernels: none for device {str(device)!r}. {reason}")
+
+
 def kernels_dir() -> Path:
     """The folder of kernel sources: `kernels/` beside the package in a checkout, else inside the installed package."""
     package = Path(__file__).resolve().parents[1]
@@ -127,7 +144,7 @@ def sources(root: Path, device: str) -> list[Path]:
 def sources_digest(root: Path) -> str:
     """Hex digest of names and contents of all sources and headers."""
     digest = hashlib.sha256()
-    headers = [*root.rglob("*.h"), *root.rglob("*.cuh")]
+    headers = [*root.rglob("*.h"), *(root.rglob("*.cuh") if "cuda" in device_kinds() else ())]
     for path in sorted({*headers, *(p for device in device_kinds() for p in sources(root, device))}):
         digest.update(f"{path.relative_to(root)}\0{path.stat().st_size}\0".encode())
         digest.update(path.read_bytes())
@@ -136,8 +153,10 @@ def sources_digest(root: Path) -> str:
 
 def namespace_of(root: Path, toolchain: Toolchain) -> str:
     """`kdtree_<hash10>`: library name and torch namespace of these sources on this machine."""
+    cuda = toolchain.cuda
+    of_cuda = (cuda.nvcc_version, *cuda.flags) if isinstance(cuda, CudaToolchain) else ()
     parts = (sources_digest(root), *FLAGS, *LINK_FLAGS, toolchain.compiler, toolchain.compiler_version,
-             torch.__version__, str(torch.version.git_version), toolchain.cpu)  # fmt: skip
+             torch.__version__, str(torch.version.git_version), toolchain.cpu, *of_cuda)  # fmt: skip
     return "kdtree_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
 
 
@@ -160,28 +179,31 @@ def build_library(root: Path, cache: Path, report: Report, lock_timeout_s: float
     name = namespace_of(root, toolchain)
     folder = cache / name
     library = folder / f"{name}.so"
+    no_cuda = "" if isinstance(toolchain.cuda, CudaToolchain) else str(toolchain.cuda)
     if library.is_file():
-        return Build(name, library, 0.0)
-    with _cache_errors(cache), _file_lock(_make(folder) / "lock", lock_timeout_s, report):
+        return Build(name, library, 0.0, no_cuda)
+    with cache_errors(cache), file_lock(_make(folder) / "lock", lock_timeout_s, report):
         if library.is_file():  # another process has built it while this one waited
-            return Build(name, library, 0.0)
+            return Build(name, library, 0.0, no_cuda)
         for leftover in folder.glob("build-*"):
             report(f"removing {leftover}, left by a build that did not finish")
             shutil.rmtree(leftover, ignore_errors=True)
         compile_s = _compile(root, toolchain, name, folder, report)
-    return Build(name, library, compile_s)
+    return Build(name, library, compile_s, no_cuda)
 
 
 def _compile(root: Path, toolchain: Toolchain, name: str, folder: Path, report: Report) -> float:
-    files = [path for device in device_kinds() for path in sources(root, device)]
+    cuda = toolchain.cuda if isinstance(toolchain.cuda, CudaToolchain) else None
+    files = [path for device in (("cpu", "cuda") if cuda else ("cpu",)) for path in sources(root, device)]
     _check_stems(root, files)
-    jobs = num_jobs()
-    work_s = sum(_BINDING_S if path.parent.name == "bind" else _KERNEL_S for path in files)
+    jobs = num_jobs(2 if cuda is None else min(8, os.cpu_count() or 2))
+    seconds = {".cpp": _KERNEL_S, ".cu": _CUDA_S * len(cuda.archs) if cuda else 0.0}
+    work_s = sum(_BINDING_S if path.parent.name == "bind" else seconds[path.suffix] for path in files)
     report(f"compiling native kernels (about {work_s / jobs:.0f} s, once) into {folder}")
     start = time.perf_counter()
     build_dir = Path(tempfile.mkdtemp(prefix="build-", dir=folder))
     try:
-        library = _run_compiler(files, toolchain, name, build_dir, jobs)
+        library = _run_compiler(files, toolchain, cuda, name, build_dir, jobs)
         compile_s = time.perf_counter() - start
         record = {"compile_s": round(compile_s, 1), "compiler": toolchain.compiler_version, "torch": torch.__version__}
         (folder / "build.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
@@ -191,23 +213,29 @@ def _compile(root: Path, toolchain: Toolchain, name: str, folder: Path, report: 
     return compile_s
 
 
-def num_jobs() -> int:
-    """Compilers to run at once: $MAX_JOBS, else 2, since each takes more than 1 GB."""
+def num_jobs(usual: int = 2) -> int:
+    """Compilers to run at once: $MAX_JOBS, else `usual`: few, since each takes more than 1 GB."""
     chosen = os.environ.get("MAX_JOBS", "")
-    return int(chosen) if chosen.isdigit() and int(chosen) > 0 else 2
+    return int(chosen) if chosen.isdigit() and int(chosen) > 0 else usual
 
 
-def _run_compiler(files: list[Path], toolchain: Toolchain, name: str, build_dir: Path, jobs: int) -> str:
+def _run_compiler(
+    files: list[Path], toolchain: Toolchain, cuda: CudaToolchain | None, name: str, build_dir: Path, jobs: int
+) -> str:
     """Compile, link and load. Returns the library's path, which has another stem when this process tried before."""
-    from torch.utils import cpp_extension  # costs 0.2 s, and is needed only to compile
-
     path = f"{toolchain.ninja_dir}{os.pathsep}{os.environ.get('PATH', '')}"
-    with _environment(PATH=path, CXX=toolchain.compiler, MAX_JOBS=str(jobs)):
+    variables = {"PATH": path, "CXX": toolchain.compiler, "MAX_JOBS": str(jobs)}
+    if cuda:
+        variables |= {"CUDA_HOME": str(cuda.home), "PYTORCH_NVCC": str(cuda.nvcc)}
+    with environment(**variables):
+        from torch.utils import cpp_extension  # costs 0.2 s, is needed only to compile, and looks for CUDA_HOME
+
         try:
             return cpp_extension.load(
                 name,
                 [str(file) for file in files],
                 extra_cflags=[*FLAGS, f"-DKDTREE_NS={name}"],
+                extra_cuda_cflags=cuda.flags if cuda else None,
                 extra_ldflags=list(LINK_FLAGS),
                 build_directory=str(build_dir),
                 is_python_module=False,
@@ -238,62 +266,3 @@ def _check_stems(root: Path, files: list[Path]) -> None:
 def _make(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-@contextlib.contextmanager
-def _cache_errors(cache: Path) -> Iterator[None]:
-    """Turn a failure to write to the cache into a KernelBuildError with the remedy."""
-    try:
-        yield
-    except OSError as error:
-        raise KernelBuildError(
-            f"native kernels: the cache {cache} cannot be written: {error}. "
-            "Set KDTREE_CACHE_DIR to a folder that can be written, on a disk with space."
-        ) from error
-
-
-@contextlib.contextmanager
-def _file_lock(path: Path, timeout_s: float, report: Report) -> Iterator[None]:
-    """Hold the operating system's lock on `path`. It dies with its process, so a killed build blocks nobody."""
-    with open(path, "a+", encoding="utf-8") as file:
-        deadline = time.monotonic() + timeout_s
-        waiting = False
-        while not _try_lock(file.fileno()):
-            file.seek(0)
-            holder = file.read().strip() or "unknown"
-            if time.monotonic() >= deadline:
-                raise KernelBuildError(
-                    f"native kernels: process {holder} has held the build lock {path} for more than {timeout_s:.0f} s. "
-                    "End that process, or set KDTREE_CACHE_DIR to another folder."
-                )
-            if not waiting:
-                report(f"waiting for process {holder}, which is compiling the native kernels")
-                waiting = True
-            time.sleep(0.1)
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        yield
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-@contextlib.contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    """Set environment variables for the duration of a build."""
-    before = {key: os.environ.get(key) for key in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            if value is None:
-                del os.environ[key]
-            else:
-                os.environ[key] = value

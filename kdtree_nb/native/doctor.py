@@ -15,8 +15,9 @@ from typing import Literal
 
 import torch
 
-from kdtree_nb.errors import KernelBuildError
+from kdtree_nb.errors import KernelBuildError, KernelUnavailableError
 from kdtree_nb.native import build, toolchain
+from kdtree_nb.native.cuda_toolchain import find_cuda_toolchain
 
 Status = Literal["ok", "absent", "problem"]
 
@@ -50,6 +51,7 @@ def diagnose() -> list[Finding]:
         Finding("threads", "ok", f"{torch.get_num_threads()} threads for {os.cpu_count()} processors"),
         _nvcc(),
         *_cuda_devices(),
+        _cuda_kernels(),
     ]
 
 
@@ -140,6 +142,18 @@ def _nvcc() -> Finding:
         return Finding("nvcc", "problem", f"{path} --version failed: {error}", "reinstall the CUDA toolkit")
     version = next((line for line in text.splitlines() if "release" in line), text.strip())
     return Finding("nvcc", "ok", f"{path}: {version.strip()}")
+
+
+def _cuda_kernels() -> Finding:
+    try:
+        found = find_cuda_toolchain()
+    except KernelUnavailableError as error:  # nothing is wrong: this machine's kernels run on the CPU
+        detail, _, remedy = str(error).partition(". ")
+        return Finding("cuda kernels", "absent", detail, remedy)
+    except KernelBuildError as error:
+        return _problem("cuda kernels", error)
+    archs = ", ".join(f"sm_{arch}" for arch in found.archs)
+    return Finding("cuda kernels", "ok", f"for {archs}, by {found.nvcc}")
 
 
 def _cuda_devices() -> list[Finding]:

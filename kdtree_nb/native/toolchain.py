@@ -13,7 +13,8 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from kdtree_nb.errors import KernelBuildError
+from kdtree_nb.errors import KdtreeError, KernelBuildError, KernelUnavailableError
+from kdtree_nb.native.cuda_toolchain import CudaToolchain, find_cuda_toolchain
 
 COMPILER_NAMES = ("c++", "g++", "clang++")
 """Looked for on PATH in this order when CXX is not set."""
@@ -24,18 +25,33 @@ CPU_FIELDS = ("vendor_id", "cpu family", "model", "flags", "CPU implementer", "C
 
 @dataclasses.dataclass(frozen=True)
 class Toolchain:
-    """The compiler command (CXX form), its version text, the folder that holds ninja, and a digest of the CPU."""
+    """What kernels are compiled with.
+
+    compiler, compiler_version: the C++ compiler's command (CXX form) and the text of its version
+    ninja_dir:                  the folder that holds ninja
+    cpu:                        a digest of the CPU
+    cuda:                       what compiles CUDA kernels, or the error that says why there are none
+    """
 
     compiler: str
     compiler_version: str
     ninja_dir: Path
     cpu: str
+    cuda: CudaToolchain | KdtreeError
 
 
 def find_toolchain() -> Toolchain:
-    """Find compiler and ninja. Raises KernelBuildError naming what was looked for, where, and the remedy."""
+    """Find compiler and ninja, and CUDA if it is there.
+
+    Raises KernelBuildError naming what was looked for, where, and the remedy. Without CUDA the CPU's kernels can be
+    built all the same; the error that says why is kept for whoever asks for a GPU.
+    """
     compiler = find_compiler()
-    return Toolchain(compiler, compiler_version(compiler), find_ninja().parent, cpu_digest())
+    try:
+        cuda: CudaToolchain | KdtreeError = find_cuda_toolchain()
+    except (KernelBuildError, KernelUnavailableError) as error:
+        cuda = error
+    return Toolchain(compiler, compiler_version(compiler), find_ninja().parent, cpu_digest(), cuda)
 
 
 def find_compiler() -> str:

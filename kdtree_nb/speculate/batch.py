@@ -148,6 +148,8 @@ class Batch:
         path, num_accepted, next_token = ops.tree_accept(tree, verified.target_token, tree.max_budget)
         nodes, lengths, target_token = path.tolist(), num_accepted.tolist(), verified.target_token.tolist()
         streams = self.running
+        if any(-1 in target_token[s.index][: verified.num_nodes[s.index]] for s in streams):
+            check_tokens(self, tree)  # on a GPU such a token gives NaN logits
         paths = [nodes[s.index][: lengths[s.index]] for s in streams]
         emitted, first_row = [], 0
         for stream, accepted in zip(streams, paths, strict=True):

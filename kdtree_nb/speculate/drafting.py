@@ -35,7 +35,8 @@ def root_trees(bonus: torch.Tensor) -> DraftTree:
 
 def tree_from_candidates(batch: Batch, draft: DraftCandidates) -> DraftTree:
     """The heaviest trees of the running streams' candidates. Raises ValueError on bad ones, NonFiniteError on NaN."""
-    log_probs, token_ids = draft
+    device = batch.model.device
+    log_probs, token_ids = draft.log_probs.to(device), draft.token_ids.to(device)
     _check_candidates(batch, log_probs, token_ids)
     if not batch.all_running:
         place = _places(batch)
@@ -47,9 +48,18 @@ def tree_from_candidates(batch: Batch, draft: DraftCandidates) -> DraftTree:
         for stream in limited:
             log_probs[stream.index, stream.num_remaining - 1 :] = -torch.inf
     try:
-        return ops.tree_build(log_probs, token_ids, batch.bonus, batch.budget, batch.max_budget)
+        return _build(log_probs, token_ids, batch.bonus, batch.budget, batch.max_budget)
     except ValueError as error:
         raise _candidates_error(batch, draft, error) from error
+
+
+def _build(*inputs: torch.Tensor | int) -> DraftTree:
+    """ops.tree_build. What it refuses on a GPU, where it gives an empty tree, is built on the CPU for the error."""
+    tree = ops.tree_build(*inputs)
+    if tree.num_nodes.is_cuda and 0 in tree.num_nodes.tolist():
+        ops.tree_build(*(value.cpu() if isinstance(value, torch.Tensor) else value for value in inputs))
+        raise ValueError("tree_build: expected candidates that the GPU builds a tree of, got others")
+    return tree
 
 
 def tree_from_drafter(batch: Batch, draft: DraftTree) -> DraftTree:
@@ -60,6 +70,7 @@ def tree_from_drafter(batch: Batch, draft: DraftTree) -> DraftTree:
         raise ValueError(
             f"draft: {_name(batch)}: expected a tree for each of {len(batch.running)} streams, got {draft.num_streams}"
         )
+    fields = tuple(f.to(batch.model.device) for f in fields)
     token, parent, depth, log_prob, bits, num_nodes = (f if place is None else f[place] for f in fields)
     if not torch.equal(token[:, 0] * batch.active, batch.bonus * batch.active):
         raise ValueError(f"draft: {_name(batch)}: expected trees whose roots are the bonus tokens, got others")
@@ -99,8 +110,8 @@ def _candidates_error(batch: Batch, draft: DraftCandidates, error: ValueError) -
     )
 
 
-def check_tokens(batch: Batch, tree: DraftTree, error: ValueError) -> None:
-    """Raises ValueError that names the drafter if `error` came from a drafted id outside the vocabulary."""
+def check_tokens(batch: Batch, tree: DraftTree, error: ValueError | None = None) -> None:
+    """Raises ValueError that names the drafter if a drafted id outside the vocabulary is why the target failed."""
     vocab_size = batch.model.config.vocab_size
     for stream in batch.running:
         token = tree.token[stream.index, : int(tree.num_nodes[stream.index])]

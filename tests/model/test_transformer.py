@@ -64,31 +64,31 @@ def random_weights(config, seed=0):
 
 
 def logits_of(model, tokens):
-    prefix_len = torch.zeros(1, dtype=torch.int32)
+    prefix_len = torch.zeros(1, dtype=torch.int32, device=model.device)
     tree = chain_trees([tokens], model.device)
     return model.forward(ops.tree_rows(tree, prefix_len), tree, model.new_cache(1, len(tokens)), prefix_len)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("form", ["absorbed", "naive"])
-def test_fp32_logits_equal_the_float64_reference(name, form):
+def test_fp32_logits_equal_the_float64_reference(name, form, device):
     config = CONFIGS[name]
     weights = random_weights(config)
     tokens = np.random.default_rng(1).integers(0, config.vocab_size, 90).tolist()
     want = reference.ReferenceModel(config, weights).logits(tokens, form)
-    got = logits_of(build_model(config, weights), tokens).numpy()
+    got = logits_of(build_model(config, weights, device), tokens).cpu().numpy()
     assert np.abs(got - want).max() <= fp32_tolerance(want)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_bf16_logits_follow_the_rounding_table(name):
+def test_bf16_logits_follow_the_rounding_table(name, device):
     """Nearer to the reference that rounds at the same points than BF16 is to exact arithmetic."""
     config = CONFIGS[name]
     weights = {n: reference.round_bf16(w).astype(np.float32) for n, w in random_weights(config).items()}
     tokens = np.random.default_rng(1).integers(0, config.vocab_size, 90).tolist()
     exact = reference.ReferenceModel(config, weights).logits(tokens)
     rounded = reference.ReferenceModel(config, weights, "bf16").logits(tokens)
-    got = logits_of(build_model(config, weights, dtype=torch.bfloat16), tokens).numpy()
+    got = logits_of(build_model(config, weights, device, torch.bfloat16), tokens).cpu().numpy()
     distance = np.sqrt(np.mean((got - rounded) ** 2))
     assert distance <= 0.5 * np.sqrt(np.mean((got - exact) ** 2))
 

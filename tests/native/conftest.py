@@ -8,8 +8,53 @@ import numpy as np
 import pytest
 import torch
 
+from kdtree_nb import ops
 from kdtree_nb.native.ops.namespace import native
 from kdtree_nb.reference import exact, round_bf16
+from kdtree_nb.tree import DraftTree
+
+IN_PLACE = ("cache_append", "cache_compact")
+
+
+def moved(value, device: torch.device):
+    """`value` with its tensors on `device`: the same strides, and the same place in as large a storage."""
+    if isinstance(value, DraftTree):
+        return DraftTree(*(moved(field, device) for field in vars(value).values()))
+    if isinstance(value, tuple):
+        parts = [moved(part, device) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if not isinstance(value, torch.Tensor):
+        return value
+    storage = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())
+    return storage.to(device).as_strided(value.size(), value.stride(), value.storage_offset())
+
+
+class OpsOn:
+    """`kdtree_nb.ops` on a device, for tests that hold CPU tensors: arguments move there, results come back."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str):
+        function = getattr(ops, name)
+        if isinstance(function, type):
+            return function
+
+        def call(*args, **keywords):
+            there = moved(args, self._device)
+            result = function(*there, **{key: moved(value, self._device) for key, value in keywords.items()})
+            if name in IN_PLACE:
+                args[0].copy_(there[0])
+            return moved(result, torch.device("cpu"))
+
+        return call
+
+
+@pytest.fixture
+def on_device(device, request, monkeypatch) -> None:
+    """`ops` of the test's module runs on every device of this machine."""
+    if device.type != "cpu":
+        monkeypatch.setattr(request.module, "ops", OpsOn(device))
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["f32", "bf16"])
@@ -90,12 +135,12 @@ def num_threads():
 
 
 @pytest.fixture
-def opcheck():
+def opcheck(device):
     """opcheck(name, *args): schema, fake kernel and dispatch of one native operator agree with what it does."""
 
     def check(name: str, *args) -> None:
         operator = getattr(getattr(torch.ops, native.load()), name)
-        torch.library.opcheck(operator.default, args)
+        torch.library.opcheck(operator.default, moved(args, device))
 
     return check
 

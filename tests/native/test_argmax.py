@@ -9,6 +9,8 @@ import torch
 from kdtree_nb import reference
 from kdtree_nb.native import ops
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 
 @pytest.mark.parametrize("shape", [(0, 5), (1, 1), (17, 15), (3, 16), (5, 17), (65, 331), (65, 4096)])
 def test_equals_the_reference(shape, rng, num_threads):

@@ -8,7 +8,16 @@ import torch
 
 from kdtree_nb import ops, reference
 
+pytestmark = pytest.mark.usefixtures("on_device")
+BY_VALUE = pytest.mark.cpu_only("a GPU does not look at values: tests/cuda/test_bad_values.py")
+
 VOCAB_SIZES = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 256, 257, 331, 1023, 4099)
+
+
+@pytest.fixture
+def most(device):
+    """The most candidates that the device's kernel can give."""
+    return 1024 if device.type == "cuda" else 2**30
 
 
 def check(logits: torch.Tensor, num_candidates: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -25,21 +34,21 @@ def check(logits: torch.Tensor, num_candidates: int) -> tuple[torch.Tensor, torc
 
 
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-def test_equals_the_reference(vocab_size, normal):
+def test_equals_the_reference(vocab_size, normal, most):
     for scale in (0.0, 0.1, 3.0, 40.0):
         logits = normal(2, 3, vocab_size, scale=scale)
         for num_candidates in sorted({1, min(7, vocab_size), -(-vocab_size // 2), vocab_size}):
-            check(logits, num_candidates)
+            check(logits, min(num_candidates, most))
 
 
 @pytest.mark.parametrize("vocab_size", [33, 1000, 4099])
-def test_ties_and_impossible_tokens(vocab_size, rng, dtype):
+def test_ties_and_impossible_tokens(vocab_size, rng, dtype, most):
     logits = torch.from_numpy(rng.integers(-2, 3, (3, 2, vocab_size)) * 0.5).to(dtype)
     logits[torch.from_numpy(rng.random(logits.shape) < 0.4)] = -torch.inf
     logits[2, 1] = -torch.inf
     logits[2, 0] = -torch.inf
     logits[2, 0, -1] = 1.5
-    for num_candidates in (1, 5, vocab_size):
+    for num_candidates in (1, 5, min(vocab_size, most)):
         log_probs, ids = check(logits, num_candidates)
         assert torch.isneginf(log_probs[2, 1]).all() and ids[2, 1].tolist() == list(range(num_candidates))
         assert log_probs[2, 0, 0] == 0
@@ -83,9 +92,9 @@ def test_a_row_is_the_same_bits_alone_in_a_batch_and_on_any_threads(normal, asse
             assert_same_bits(got[0, 0], want[b, d])
 
 
-def test_fewer_candidates_are_the_first_of_more(normal, assert_same_bits):
+def test_fewer_candidates_are_the_first_of_more(normal, assert_same_bits, most):
     logits = normal(1, 2, 3001)
-    log_probs, ids = ops.draft_topk(logits, 3001)
+    log_probs, ids = ops.draft_topk(logits, min(3001, most))
     for num_candidates in (1, 47, 48, 1023):  # 3001 logits are 47 blocks of 64
         few = ops.draft_topk(logits, num_candidates)
         assert_same_bits(few[0], log_probs[..., :num_candidates].contiguous())
@@ -99,6 +108,7 @@ def test_large_logits_do_not_overflow(dtype):
     assert log_probs[0, 0, :2].tolist() == pytest.approx([-np.log(2)] * 2) and log_probs[0, 0, 2] < -1e38
 
 
+@BY_VALUE
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("position", [0, 15, 16, 63, 100])
 def test_nan_and_inf_are_named(value, position, dtype):

@@ -11,6 +11,8 @@ import torch
 from kdtree_nb import reference
 from kdtree_nb.native import ops
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 
 @pytest.mark.parametrize("shape", [(0, 4, 2), (1, 1, 1), (17, 6, 2), (65, 8, 2), (33, 17, 17), (9, 64, 6), (5, 384, 8)])
 @pytest.mark.parametrize(("scoring", "renormalize"), list(itertools.product(["softmax", "sigmoid"], [False, True])))

@@ -9,6 +9,8 @@ import torch
 from kdtree_nb import reference
 from kdtree_nb.native import ops
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 
 @pytest.mark.parametrize("shape", [(0, 8), (1, 1), (17, 15), (2, 16), (3, 17), (5, 48), (65, 192), (4, 257), (2, 7168)])
 @pytest.mark.parametrize("eps", [1e-6, 1e-2])
@@ -18,6 +20,7 @@ def test_equals_the_reference(shape, eps, normal, exactly, assert_close, roundin
     assert_close(ops.rms_norm(x, weight, eps), want, np.abs(want))
 
 
+@pytest.mark.cpu_only("the order of the CPU")
 def test_sums_squares_in_16_lanes(normal, fma32):
     x = normal(4, 70)
     X = np.zeros((4, 80), np.float32)

@@ -9,6 +9,8 @@ import torch
 from kdtree_nb import reference
 from kdtree_nb.native import ops
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 SHAPES = [(0, 4), (1, 1), (17, 15), (2, 16), (3, 17), (65, 96), (4, 331)]
 
 

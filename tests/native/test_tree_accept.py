@@ -9,6 +9,9 @@ import torch
 from kdtree_nb import ops, reference
 from kdtree_nb.tree import DraftTree
 
+pytestmark = pytest.mark.usefixtures("on_device")
+BY_VALUE = pytest.mark.cpu_only("a GPU does not look at values: tests/cuda/test_bad_values.py")
+
 
 def random_case(rng, num_streams: int, L: int, K: int, max_budget: int, hit_rate: float):
     """Trees, and targets that name a child of their node at the hit rate, another token of the vocabulary otherwise."""
@@ -85,6 +88,7 @@ def test_slots_past_num_nodes_are_never_read():
     assert (path.tolist(), num_accepted.tolist(), next_token.tolist()) == ([[1, -1]], [1], [7])
 
 
+@BY_VALUE
 @pytest.mark.parametrize(("node", "parent"), [(0, 0), (1, -1), (1, 1), (2, 2), (2, 3), (3, 2**31 - 1), (2, -2)])
 def test_invalid_parents(node, parent):
     tree = chain([5, 6, 7, 8])
@@ -95,6 +99,7 @@ def test_invalid_parents(node, parent):
         ops.tree_accept(tree, torch.tensor([[6, 7, 8, 9]]), 3)
 
 
+@BY_VALUE
 def test_path_longer_than_max_depth():
     tree, target = chain([5, 6, 7]), torch.tensor([[6, 7, 1]])
     with pytest.raises(ValueError, match="tree_accept: expected max_depth of at least .* got 1"):
@@ -113,6 +118,11 @@ def test_wrong_arguments():
             ops.tree_accept(tree, change, 2)
     with pytest.raises(ValueError, match="tree_accept: max_depth: expected at least 0, got -1"):
         ops.tree_accept(tree, target, -1)
+
+
+@BY_VALUE
+def test_more_nodes_than_slots():
+    tree, target = chain([5, 6, 7]), torch.tensor([[6, 7, 1]])
     tree.num_nodes[0] = 4
     with pytest.raises(ValueError, match="tree_accept: num_nodes: expected 0 … 3, got 4"):
         ops.tree_accept(tree, target, 2)

@@ -9,6 +9,9 @@ import torch
 from kdtree_nb import ops, reference
 from kdtree_nb.tree import DraftTree
 
+pytestmark = pytest.mark.usefixtures("on_device")
+BY_VALUE = pytest.mark.cpu_only("a GPU does not look at values: tests/cuda/test_bad_values.py")
+
 SIZES = [(1, 1), (1, 3), (1, 33), (2, 2), (2, 5), (3, 1), (3, 3), (4, 2), (3, 4), (7, 2)]
 NUM_STREAMS = 1050  # per size
 BUDGETS = (0, 1, 2, 7, 16, 31, 32, 33, 63, 64, 65, 127, 128, 512, 1023)
@@ -134,6 +137,7 @@ def bad(field: str, index: tuple, value):
     return case
 
 
+@BY_VALUE
 @pytest.mark.parametrize(
     ("field", "index", "value"),
     [
@@ -152,6 +156,7 @@ def test_bad_candidates(field, index, value):
         build(**bad(field, index, value), budget=8)
 
 
+@BY_VALUE
 def test_repeats_in_wide_rows_are_found_wherever_they_are():
     log_probs, ids, bonus = draw(2, 1000, 1, seed=10)
     rng = np.random.default_rng(0)
@@ -167,11 +172,16 @@ def test_repeats_in_wide_rows_are_found_wherever_they_are():
     assert build(log_probs, same_rows, bonus, 5).num_nodes.item() > 1  # the same id at two depths is no repeat
 
 
-def test_bad_budgets_and_bonus():
+def test_bad_largest_budgets():
     case = draw(2, 3, 2, seed=11)
     for budget, max_budget in ((-1, None), (1024, None), (3, 1024), (2**40, None), (0, -1)):
         with pytest.raises(ValueError, match="tree_build: max_budget: expected 0 … 1023, got"):
             build(*case, budget, max_budget)
+
+
+@BY_VALUE
+def test_bad_budgets_and_bonus_of_a_stream():
+    case = draw(2, 3, 2, seed=11)
     for budget in ([3, -1], [3, 9]):
         with pytest.raises(ValueError, match=f"stream 1: expected a budget in 0 … 8 .* got budget {budget[1]}"):
             build(*case, budget, 8)

@@ -11,6 +11,9 @@ import torch
 from kdtree_nb import ops, reference
 from kdtree_nb.tree import DraftTree
 
+pytestmark = pytest.mark.usefixtures("on_device")
+BY_VALUE = pytest.mark.cpu_only("a GPU does not look at values: tests/cuda/test_bad_values.py")
+
 
 def random_tree(rng, budgets, L: int = 6, K: int = 8) -> DraftTree:
     log_probs = -np.sort(rng.exponential(size=(len(budgets), L, K)).astype(np.float32))
@@ -61,8 +64,8 @@ def test_slots_past_num_nodes_are_never_read(rng):
     [
         ("num_nodes", 1, 9, "num_nodes: expected 0 … 8, got 9"),
         ("num_nodes", 1, -1, "num_nodes: expected 0 … 8, got -1"),
-        ("depth", (1, 3), -1, "expected a parent index"),
-        ("depth", (1, 3), 4, "expected a parent index"),
+        pytest.param("depth", (1, 3), -1, "expected a parent index", marks=BY_VALUE),
+        pytest.param("depth", (1, 3), 4, "expected a parent index", marks=BY_VALUE),
     ],
 )
 def test_bad_trees(field, index, value, message, rng):
@@ -72,6 +75,7 @@ def test_bad_trees(field, index, value, message, rng):
         ops.tree_rows(tree, torch.zeros(2, dtype=torch.int32))
 
 
+@BY_VALUE
 @pytest.mark.parametrize("prefix_len", [-1, 2**31 - 8])
 def test_bad_prefix_len(prefix_len, rng):
     with pytest.raises(ValueError, match="tree_rows: expected token ids, slots and positions inside"):

@@ -10,6 +10,9 @@ from kdtree_nb import reference
 from kdtree_nb.native import ops
 from kdtree_nb.tree import DraftTree
 
+pytestmark = pytest.mark.usefixtures("on_device")
+BY_VALUE = pytest.mark.cpu_only("a GPU does not look at values: tests/cuda/test_bad_values.py")
+
 GARBAGE = 2**30
 """What fills tree slots that nobody may read."""
 
@@ -118,7 +121,7 @@ def test_a_node_has_the_bits_of_one_token_decoding(start, rng, dtype, assert_sam
 
 
 @pytest.mark.parametrize(("H", "C", "R"), [(4, 64, 16), (16, 512, 64), (1, 20, 6), (40, 33, 2)])
-def test_a_row_has_the_same_bits_among_any_rows_and_threads(H, C, R, rng, dtype, assert_same_bits, num_threads):
+def test_a_row_has_the_same_bits_among_any_rows_and_threads(H, C, R, rng, dtype, assert_same_bits, num_threads, device):
     sizes = [33, 1, 31]
     parent, depth = random_trees(rng, sizes, 40)
     c = Case(rng, dtype, [150, 64, 0], parent, depth, sizes, H, C, R)
@@ -130,6 +133,8 @@ def test_a_row_has_the_same_bits_among_any_rows_and_threads(H, C, R, rng, dtype,
                 assert_same_bits(c.run(slice(count)), alone[:count])
             assert_same_bits(c.run(slice(20, None)), alone[20:])
             shuffled = rng.permutation(65)
+            if device.type == "cuda":
+                shuffled = np.concatenate([rng.permutation(33), [33], 34 + rng.permutation(31)])  # streams together
             assert_same_bits(c.run(shuffled), alone[shuffled])
 
 
@@ -192,6 +197,7 @@ def changed(index, value):
     return change
 
 
+@BY_VALUE
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -207,6 +213,16 @@ def changed(index, value):
         ({"stream": changed(2, 1)}, "verify_attn: stream: expected 0 … 0, got 1 at index 2"),
         ({"prefix_len": changed(0, -1)}, "verify_attn: prefix_len: expected 0 … 16, got -1"),
         ({"prefix_len": changed(0, 10)}, "verify_attn: expected tree nodes at slots below 16"),
+    ],
+)
+def test_bad_values_are_named(changes, message, rng):
+    with pytest.raises(ValueError, match=message):
+        run_native(**arguments(rng, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
         ({"q_rope": torch.zeros(9, 2, 5)}, r"verify_attn: cache: expected shape .*13.*got .*12"),
         ({"depth": torch.zeros(1, 8, dtype=torch.int32)}, r"verify_attn: depth: expected shape .*1, 9.*got .*1, 8"),
         ({"cache": torch.zeros(1, 16, 12).bfloat16()}, "verify_attn: cache: expected dtype Float, got BFloat16"),

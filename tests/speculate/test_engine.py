@@ -161,7 +161,7 @@ def test_a_ready_tree(tiny2, script):
     oracle = drafters.Oracle([g.tokens for g in want], depth=5)
 
     def answer(context):
-        bonus = torch.tensor([tokens[-1] for tokens in context.tokens])
+        bonus = torch.tensor([tokens[-1] for tokens in context.tokens], device=context.device)
         return ops.tree_build(*oracle.draft(context), bonus, 12)
 
     got = Engine(tiny2, script(answer), budget=9).generate_ddtree(prompts, [20, 6, 13])

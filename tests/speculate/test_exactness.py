@@ -94,7 +94,7 @@ def test_logits_of_prefill_are_those_of_decoding(model, dtype, ar, prompts, mode
     model = models(model_name, dtype)
     for prompt, generation in zip(prompts[model_name], ar(model_name, dtype), strict=True):
         text = prompt + generation.tokens[:-1]
-        prefix_len = torch.zeros(1, dtype=torch.int32)
+        prefix_len = torch.zeros(1, dtype=torch.int32, device=model.device)
         tree = chain_trees([text], model.device)
         logits = model.forward(ops.tree_rows(tree, prefix_len), tree, model.new_cache(1, len(text)), prefix_len)
         assert torch.equal(logits[len(prompt) - 1 :], generation.logits)

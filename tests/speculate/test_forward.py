@@ -9,6 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kdtree_nb import ops
 from kdtree_nb.speculate.forward import MAX_CAPTURED_ROWS, TreeForward, forward
 
+pytestmark = pytest.mark.cpu_only("forwards are captured on the CPU only")
+
 BUDGET = 9
 
 

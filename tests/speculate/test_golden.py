@@ -22,7 +22,7 @@ def test_ar_gives_the_golden_tokens_and_logits(goldens, models):
     for golden in with_logits:
         got = Engine(models(name)).generate_ar(golden.prompt, NUM_LOGITS_TOKENS, return_logits=True, stop_token_ids=())
         assert got.tokens == golden.tokens[:NUM_LOGITS_TOKENS]
-        error = np.abs(got.logits.numpy().astype(np.float64) - golden.logits).max()
+        error = np.abs(got.logits.cpu().numpy().astype(np.float64) - golden.logits).max()
         assert error <= fp32_tolerance(golden.logits)
 
 

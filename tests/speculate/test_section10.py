@@ -64,6 +64,7 @@ def test_nan_drafter_logits(tiny2, prompt, want, script):
 
 def test_nan_drafter_logits_name_the_right_stream(tiny2, prompts, script):
     """NaN or -inf drafter logits: in a batch that has shrunk the stream is named by its place in the call."""
+
     def answer(context):
         log_probs = torch.full((len(context.tokens), 1, 1), -0.5)
         if len(context.tokens) == 2:
@@ -87,6 +88,7 @@ def test_minus_infinity_drafter_logits(tiny2, prompt, want, script):
 
 def test_top_k_of_nan_logits_names_the_stream(tiny2, prompts, script):
     """NaN or -inf drafter logits: a drafter that hands NaN logits to draft_topk stops with an error, not tokens."""
+
     def answer(context):
         logits = torch.zeros(len(context.tokens), 2, context.vocab_size)
         logits[-1, 1, 3] = torch.nan
@@ -96,19 +98,19 @@ def test_top_k_of_nan_logits_names_the_stream(tiny2, prompts, script):
         Engine(tiny2, script(answer), budget=4).generate_ddtree(prompts["tiny2"], 4)
 
 
-def relabelled(old, new):
+def relabelled(old, new, device):
     """tiny2 with two token ids exchanged: it emits `new` where it would have emitted `old`."""
     order = np.arange(tiny2_config().vocab_size)
     order[[old, new]] = order[[new, old]]
     weights = tiny2_weights()
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         weights[name] = weights[name][order]
-    return build_model(tiny2_config(), weights), order
+    return build_model(tiny2_config(), weights, device), order
 
 
-def test_token_id_0_inside_a_tree(prompt, want):
+def test_token_id_0_inside_a_tree(prompt, want, device):
     """token id 0 inside a tree: it is an ordinary token, drafted, verified and emitted."""
-    model, order = relabelled(want.tokens[3], 0)
+    model, order = relabelled(want.tokens[3], 0, device)
     renamed = order[prompt].tolist()
     expected = Engine(model).generate_ar(renamed, NUM_TOKENS, return_logits=True)
     assert expected.tokens == order[want.tokens].tolist() and 0 in expected.tokens
@@ -245,9 +247,7 @@ def test_max_seq_len_of_one_stream_in_a_batch(tiny2, prompts, ar, shuffled_oracl
     """max_seq_len reached in mid-tree: the longer prompt stops there, the shorter ones go on."""
     expected = ar("tiny2")
     longest = max(map(len, prompts["tiny2"]))
-    got = decode(
-        tiny2, shuffled_oracle([g.tokens for g in expected]), prompts["tiny2"], max_seq_len=longest + 10
-    )
+    got = decode(tiny2, shuffled_oracle([g.tokens for g in expected]), prompts["tiny2"], max_seq_len=longest + 10)
     for g, w, prompt in zip(got, expected, prompts["tiny2"], strict=True):
         room = longest + 10 - len(prompt)
         assert g.tokens == w.tokens[:room]
@@ -267,10 +267,10 @@ def test_eos_inside_an_accepted_path(tiny2, prompt, want, depth):
     assert sum(got.stats.accepted_per_step) == end - (end - 1) // (depth + 1) - (end % (depth + 1) == 0)
 
 
-def test_the_eos_of_the_configuration_stops(prompt, want, unseen):
+def test_the_eos_of_the_configuration_stops(prompt, want, unseen, device):
     """EOS inside an accepted path: without further ado it is the model's own."""
     eos = want.tokens[10]
-    model = build_model(dataclasses.replace(tiny2_config(), eos_token_ids=(eos, unseen)), tiny2_weights())
+    model = build_model(dataclasses.replace(tiny2_config(), eos_token_ids=(eos, unseen)), tiny2_weights(), device)
     got = Engine(model, drafters.Oracle(want.tokens)).generate_ddtree(prompt, NUM_TOKENS)
     assert got.tokens[-1] == eos and eos not in got.tokens[:-1] and got.finish_reason == "eos"
 
@@ -284,12 +284,12 @@ def test_max_new_tokens_reached_in_mid_path(tiny2, prompt, want, num_tokens):
 
 
 @pytest.fixture
-def poisonous(unseen):
+def poisonous(unseen, device):
     """tiny2 whose embedding of the unseen token is NaN: any row of that token has NaN logits."""
     weights = tiny2_weights()
     weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"].copy()
     weights["model.embed_tokens.weight"][unseen] = np.nan
-    return build_model(tiny2_config(), weights)
+    return build_model(tiny2_config(), weights, device)
 
 
 def test_nan_logits_of_the_target(poisonous, prompt, want, unseen):
@@ -304,6 +304,7 @@ def test_nan_logits_of_the_target(poisonous, prompt, want, unseen):
 
 def test_nan_logits_beyond_what_is_emitted(poisonous, prompt, want, script, unseen):
     """NaN logits of the target: a rejected node's do no harm, since AR would not have computed them."""
+
     def answer(context):
         done = len(context.tokens[0]) - len(prompt)
         right = want.tokens[done : done + 2]

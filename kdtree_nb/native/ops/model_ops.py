@@ -1,7 +1,9 @@
 """Operations of the target model: thin typed faces over the native operators, and their fake kernels.
 
-Wrong types, shapes and values raise ValueError in the native binding; a face only orders arguments. "float" below is
-f32 or bf16, the same for all float arguments of a call. T rows of one forward pass, D hidden size, H heads,
+Wrong types, shapes and values raise ValueError in the native binding; a face only orders arguments. On a GPU values
+are not looked at, since the host would have to wait for them: a token, position, expert or row outside its array gives
+a row of NaN, and nothing is written or moved outside a cache. "float" below is f32 or bf16, the same for all float
+arguments of a call. T rows of one forward pass, D hidden size, H heads,
 C kv_lora_rank, R qk_rope_head_dim, E experts, I expert width, V vocabulary, S streams, P slots, N tree slots,
 L draft depth.
 A row of a result has the same bits whatever other rows it is computed beside, and on any number of threads.
@@ -21,11 +23,17 @@ from kdtree_nb.tree import DraftTree
 PACKED_OUTPUTS = 16
 """Neighbouring outputs that one vector of a packed weight holds."""
 
+PACKED_INPUTS = 32
+"""Neighbouring inputs that one block of a packed weight holds on a GPU."""
+
 _SCORINGS = {"softmax": 0, "sigmoid": 1}
 
 
 class PackedLinear(NamedTuple):
-    """Weights of one matrix per group, packed by `pack_linear`. data: float [G, ceil(N/16), K, 16], zeros past N."""
+    """Weights of one matrix per group, packed by `pack_linear`. The layout belongs to the device; zeros past N and K.
+
+    data: float, on a CPU [G, ceil(N/16), K, 16], on a GPU [G, ceil(N/16), ceil(K/32), 512]
+    """
 
     data: Tensor
     num_out: int
@@ -36,8 +44,8 @@ class PackedLinear(NamedTuple):
 class PackedExperts(NamedTuple):
     """Weights of E routed experts and at most one shared expert, packed by `pack_experts`.
 
-    gate_up: float [E, ceil(2I/16), D, 16]          down: float [E, ceil(D/16), I, 16]
-    shared_gate_up: float [1, ceil(2S/16), D, 16]   shared_down: float [1, ceil(D/16), S, 16], or None
+    gate_up, down: data of PackedLinear for E matrices [2I, D] and [D, I]
+    shared_gate_up, shared_down: for one matrix [2S, D] and [D, S], or None
     width, shared_width: I and S; S is 0 without a shared expert
     """
 
@@ -74,12 +82,22 @@ def linear(x: Tensor, packed: PackedLinear, residual: Tensor | None = None, out_
     The product is rounded once; the residual is added with a rounding of its own. out_f32 keeps bf16 products in f32
     (and then takes no residual).
     """
+    if x.is_cuda:
+        _expect_inputs("linear", x, packed)
     return native.linear(x, packed.data, packed.num_out, residual, out_f32)
 
 
 def linear_heads(x: Tensor, packed: PackedLinear) -> Tensor:
     """One matrix per head: x float [T, G, K] (rows and heads may be strided) -> float [T, G, N]."""
+    if x.is_cuda:
+        _expect_inputs("linear_heads", x, packed)
     return native.linear_heads(x, packed.data, packed.num_out)
+
+
+def _expect_inputs(name: str, x: Tensor, packed: PackedLinear) -> None:
+    """Where K is padded to blocks of 32 the binding cannot tell one K from the next."""
+    if x.shape[-1] != packed.num_in:
+        raise ValueError(f"{name}: packed: expected shape for K = {x.shape[-1]} inputs, got one for {packed.num_in}")
 
 
 def rope(x: Tensor, cos_sin: Tensor, position: Tensor) -> Tensor:
@@ -211,7 +229,11 @@ def rms_norm_fake(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 @native.fake
 def pack_linear_fake(weight: Tensor) -> Tensor:
     G, N, K = weight.shape
-    return weight.new_empty((G, (N + PACKED_OUTPUTS - 1) // PACKED_OUTPUTS, K, PACKED_OUTPUTS))
+    num_blocks = (N + PACKED_OUTPUTS - 1) // PACKED_OUTPUTS
+    if weight.device.type == "cuda":
+        num_units = (K + PACKED_INPUTS - 1) // PACKED_INPUTS
+        return weight.new_empty((G, num_blocks, num_units, PACKED_OUTPUTS * PACKED_INPUTS))
+    return weight.new_empty((G, num_blocks, K, PACKED_OUTPUTS))
 
 
 @native.fake

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 
+from kdtree_nb.errors import KernelUnavailableError
 from kdtree_nb.native import build
 
 Function = TypeVar("Function", bound=Callable)
@@ -30,9 +31,12 @@ class Namespace:
         """Load the kernels, register the fake kernels, and return the torch namespace. Raises KernelBuildError."""
         with self._lock:
             if not self._loaded:
-                namespace = build.load().namespace
+                library = build.load()
+                namespace = library.namespace
                 for name, function in self._fakes.items():
                     torch.library.register_fake(f"{namespace}::{name}", function)
+                    if torch.version.cuda and library.no_cuda:
+                        torch.library.impl(f"{namespace}::{name}", "cuda", _refusal(name, library.no_cuda))
                 self._loaded = namespace
         return self._loaded
 
@@ -50,6 +54,15 @@ class Namespace:
         operator = getattr(getattr(torch.ops, self.load()), name).default._op
         setattr(self, name, operator)
         return operator
+
+
+def _refusal(name: str, reason: str) -> Callable[..., NoReturn]:
+    """What an operator does with tensors on a GPU where the library has no kernels for it."""
+
+    def refuse(*args: object) -> NoReturn:
+        raise KernelUnavailableError(f"{name}: no kernel for tensors on a GPU. {reason}")
+
+    return refuse
 
 
 native = Namespace()

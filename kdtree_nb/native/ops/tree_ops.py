@@ -1,6 +1,8 @@
 """Operations on draft trees: thin typed faces over the native operators, and their fake kernels.
 
-Wrong types, shapes and values raise ValueError in the native binding; a face only orders arguments.
+Wrong types, shapes and values raise ValueError in the native binding; a face only orders arguments. On a GPU values are
+not looked at, since the host would have to wait for them: bad logits give NaN log-probs, bad candidates, budgets and
+bonus tokens a tree of num_nodes 0; only tree_rows waits, for the counts that size its result.
 B streams, L draft depth, K candidates per depth, V vocabulary, N = 1 + max_budget tree slots, T rows of one pass.
 """
 
