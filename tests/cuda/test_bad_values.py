@@ -1,0 +1,161 @@
+"""What the operations on a GPU do with values that the CPU refuses: a row of NaN, a tree of no nodes, nothing written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kdtree_nb import ops
+from kdtree_nb.errors import NonFiniteError
+from kdtree_nb.model import load_model
+from kdtree_nb.tree import DraftTree
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and torch sees none"),
+]
+
+
+@pytest.fixture(autouse=True)
+def on_the_gpu():
+    torch.set_default_device("cuda")
+    yield
+    torch.set_default_device(None)
+
+
+def int32(values) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def good_rows(result: torch.Tensor) -> list[bool]:
+    """Per row, whether it is finite; a row must be NaN as a whole or not at all."""
+    rows = result.flatten(1)
+    assert rows.isfinite().all(1).logical_or(rows.isnan().all(1)).all()
+    return rows.isfinite().all(1).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_indices_outside_are_nan(dtype):
+    assert good_rows(ops.embed(torch.ones(7, 5, dtype=dtype), torch.tensor([6, 7, 0, -1]))) == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    x, table = torch.ones(4, 2, 6, dtype=dtype), torch.ones(9, 6)
+    assert good_rows(ops.rope(x, table, int32([0, 9, 8, -1]))) == [True, False, True, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_with_an_expert_that_does_not_exist_is_nan(dtype):
+    experts = ops.pack_experts(*(torch.ones(shape, dtype=dtype) for shape in ((4, 8, 32), (4, 8, 32), (4, 32, 8))))
+    ids = int32([[0, 3], [1, 4], [2, 3], [-1, 2]])
+    out = ops.moe_experts(torch.ones(4, 32, dtype=dtype), experts, ids, torch.ones(4, 2))
+    assert good_rows(out) == [True, False, True, False]
+
+
+def test_nothing_is_written_outside_the_cache():
+    cache = torch.zeros(2, 5, 6)
+    stream, slot = int32([0, 2, -1, 1, 1]), int32([4, 0, 0, 5, -1])
+    ops.cache_append(cache, torch.ones(5, 4), torch.ones(5, 2), stream, slot)
+    assert cache[0, 4].eq(1).all() and cache.sum() == 6
+
+
+@pytest.mark.parametrize(
+    ("prefix", "path", "count"),
+    [(10, [3, 2], 2), (10, [0, 2], 2), (10, [1, -1], 2), (10, [1, 10], 2), (10, [1, 2], 3), (-1, [1, 2], 2)],
+)
+def test_a_path_that_cannot_be_moves_nothing(prefix, path, count):
+    cache = torch.arange(2 * 20 * 3, dtype=torch.float32).view(2, 1, 20, 3)
+    before = cache.clone()
+    ops.cache_compact(cache, int32([prefix]), int32([path]), int32([count]))
+    assert cache.equal(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("field", "index", "value"),
+    [("node", 2, 9), ("node", 2, -1), ("depth", 2, 9), ("depth", 2, -1), ("prefix_len", 0, -1), ("prefix_len", 0, 17)],
+)
+def test_attention_of_rows_that_cannot_be_is_nan(field, index, value, dtype):
+    fields = {
+        "stream": int32([0] * 9), "node": int32(range(9)), "parent": int32([range(-1, 8)]), "depth": int32([range(9)]),
+        "prefix_len": int32([4]),
+    }  # fmt: skip
+    fields[field].view(-1)[index] = value
+    rows = ops.Rows(fields["stream"], fields["node"], None, None, None)
+    tree = DraftTree(None, fields["parent"], fields["depth"], None, None, None)
+    q_latent, q_rope, cache = (torch.ones(shape, dtype=dtype) for shape in ((9, 4, 64), (9, 4, 16), (1, 16, 80)))
+    good = good_rows(ops.verify_attn(q_latent, q_rope, cache, rows, tree, fields["prefix_len"], 0.1))
+    assert good == [field != "prefix_len" and row != 2 for row in range(9)]
+
+
+def test_a_broken_tree_cannot_make_attention_hang_or_read_elsewhere():
+    parent = int32([[-1, 2**30, -(2**30), 2, 5, 5]])
+    rows = ops.Rows(int32([0] * 6), int32(range(6)), None, None, None)
+    tree = DraftTree(None, parent, int32([[0, 1, 2, 3, 2, 1]]), None, None, None)
+    out = ops.verify_attn(torch.ones(6, 2, 20), torch.ones(6, 2, 6), torch.ones(1, 9, 26), rows, tree, int32([3]), 0.1)
+    assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_bad_logits_give_nan_log_probs_of_their_row(value):
+    logits = torch.zeros(2, 3, 101)
+    logits[1, 2, 63] = value
+    log_probs, ids = ops.draft_topk(logits, 5)
+    assert good_rows(log_probs.flatten(0, 1)) == [True] * 5 + [False]
+    assert ids[0, 0].tolist() == [0, 1, 2, 3, 4]
+    assert ops.tree_build(log_probs, ids, torch.tensor([1, 2]), 4).num_nodes.tolist() == [5, 0]
+
+
+@pytest.mark.parametrize(
+    ("field", "index", "value"),
+    [
+        ("log_probs", (1, 1, 3), float("nan")), ("log_probs", (1, 0, 0), 1e-30), ("log_probs", (1, 2, 4), -2.5),
+        ("token_ids", (1, 2, 3), 4), ("token_ids", (1, 1, 2), -1), ("bonus", 1, -7), ("budget", 1, -1), ("budget", 1, 9),
+    ],
+)  # fmt: skip
+def test_what_no_tree_can_be_built_of_gives_no_nodes(field, index, value):
+    inputs = {
+        "log_probs": -torch.arange(5.0).repeat(3, 3, 1), "token_ids": torch.arange(5).repeat(3, 3, 1),
+        "bonus": torch.tensor([1, 2, 3]), "budget": int32([8, 8, 8]),
+    }  # fmt: skip
+    inputs[field][index] = value
+    tree = ops.tree_build(**inputs, max_budget=8)
+    assert tree.num_nodes.tolist() == [9, 0, 9]
+    assert tree.token[1].eq(-1).all() and tree.depth[1].eq(-1).all() and not tree.ancestor_bits[1].any()
+
+
+def test_a_walk_ends_in_every_tree():
+    tree = ops.tree_build(torch.zeros(1, 3, 1), torch.tensor([[[6], [7], [8]]]), torch.tensor([5]), 3)
+    for parent in ([-1, 1, 2, 3], [0, 0, 0, 0], [-1, 3, 1, 2], [-1, 2**31 - 1, -2, 2]):
+        tree.parent.copy_(int32([parent]))
+        path, num_accepted, _ = ops.tree_accept(tree, torch.tensor([[6, 7, 8, 9]]), 3)
+        count = num_accepted.item()
+        assert 0 <= count <= 3 and path[0, count:].eq(-1).all()
+        assert (path[0, :count].diff(prepend=int32([0])) > 0).all()
+
+
+def test_tensors_of_two_devices_are_an_error():
+    with pytest.raises(ValueError, match="embed: token: expected a tensor on cuda:0, got one on cpu"):
+        ops.embed(torch.ones(7, 5), torch.zeros(2, dtype=torch.int64, device="cpu"))
+
+
+def test_inputs_of_another_length_in_the_same_padding_are_named():
+    packed = ops.pack_linear(torch.ones(20, 40))
+    with pytest.raises(ValueError, match="linear: packed: expected shape for K = 41 inputs, got one for 40"):
+        ops.linear(torch.ones(3, 41), packed)
+
+
+def test_sizes_without_a_kernel_are_named():
+    with pytest.raises(ValueError, match="draft_topk: this combination of types and sizes has no kernel"):
+        ops.draft_topk(torch.zeros(1, 1, 2000), 1025)
+
+
+def test_a_nan_weight_is_an_error_of_the_engine():
+    from kdtree_nb import Engine
+
+    model = load_model("tiny2", "cuda")
+    model.embedding[7] = float("nan")
+    with pytest.raises(NonFiniteError, match="stream 0: .* position 1 "):
+        Engine(model).generate_ar([5, 7], 4)
