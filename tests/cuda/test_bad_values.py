@@ -1,4 +1,4 @@
-"""What the operations on a GPU do with values that the CPU refuses: a row of NaN, a tree of no nodes, nothing written."""
+"""What operations on a GPU do with values that the CPU refuses: a row of NaN, a tree of no nodes, nothing written."""
 
 from __future__ import annotations
 
@@ -112,7 +112,8 @@ def test_bad_logits_give_nan_log_probs_of_their_row(value):
     ("field", "index", "value"),
     [
         ("log_probs", (1, 1, 3), float("nan")), ("log_probs", (1, 0, 0), 1e-30), ("log_probs", (1, 2, 4), -2.5),
-        ("token_ids", (1, 2, 3), 4), ("token_ids", (1, 1, 2), -1), ("bonus", 1, -7), ("budget", 1, -1), ("budget", 1, 9),
+        ("token_ids", (1, 2, 3), 4), ("token_ids", (1, 1, 2), -1), ("bonus", 1, -7), ("budget", 1, -1),
+        ("budget", 1, 9),
     ],
 )  # fmt: skip
 def test_what_no_tree_can_be_built_of_gives_no_nodes(field, index, value):

@@ -1,4 +1,4 @@
-"""Whether a GPU takes part in this run: without one, the `device` fixture knows the CPU alone, and the summary says so."""
+"""Whether a GPU takes part in this run. Without one the `device` fixture knows the CPU alone: the summary says so."""
 
 from __future__ import annotations
 
