@@ -6,35 +6,57 @@
 #include <c10/util/Exception.h>
 
 #include <initializer_list>
+#include <string>
+#include <type_traits>
 
 #include "../op_args.h"
 #include "capture.h"
 
 namespace kdtree::bind {
 
-// TORCH_CHECK_VALUE arrives in Python as ValueError.
+// Numbers as text, without a stream: a library into which the compiler links a libstdc++ of its own would look for the
+// stream's locale in the wrong copy, and crash.
+template <class T>
+std::conditional_t<std::is_integral_v<T>, std::string, const T&> shown(const T& value) {
+  if constexpr (std::is_integral_v<T>) return std::to_string(value);
+  else return value;
+}
+inline std::string shown(const at::IntArrayRef& values) {
+  std::string text = "[";
+  for (const int64_t value : values) text += (text.size() > 1 ? ", " : "") + std::to_string(value);
+  return text + "]";
+}
+
+template <class... Args>
+std::string message(const Args&... args) {
+  return c10::str(shown(args)...);
+}
+
+// Arrives in Python as ValueError. The message is put together only where the condition is false.
+#define KDTREE_CHECK(condition, ...) TORCH_CHECK_VALUE(condition, kdtree::bind::message(__VA_ARGS__))
+
 inline void expect_device(const char* op, const char* name, const at::Tensor& t, at::DeviceType want) {
-  TORCH_CHECK_VALUE(t.device().type() == want, op, ": ", name, ": expected a tensor on ", want, ", got one on ",
-                    t.device());
+  KDTREE_CHECK(t.device().type() == want, op, ": ", name, ": expected a tensor on ", want, ", got one on ",
+               t.device());
 }
 
 inline void expect_type(const char* op, const char* name, const at::Tensor& t, at::ScalarType want) {
-  TORCH_CHECK_VALUE(t.scalar_type() == want, op, ": ", name, ": expected dtype ", want, ", got ", t.scalar_type());
+  KDTREE_CHECK(t.scalar_type() == want, op, ": ", name, ": expected dtype ", want, ", got ", t.scalar_type());
 }
 
 // The two activation types; raises for any other.
 inline Dtype float_type(const char* op, const char* name, const at::Tensor& t) {
   const auto type = t.scalar_type();
-  TORCH_CHECK_VALUE(type == at::kFloat || type == at::kBFloat16, op, ": ", name,
-                    ": expected dtype Float or BFloat16, got ", type);
+  KDTREE_CHECK(type == at::kFloat || type == at::kBFloat16, op, ": ", name,
+               ": expected dtype Float or BFloat16, got ", type);
   return type == at::kFloat ? kF32 : kBF16;
 }
 
 inline at::ScalarType scalar_type(Dtype dtype) { return dtype == kF32 ? at::kFloat : at::kBFloat16; }
 
 inline void expect_dim(const char* op, const char* name, const at::Tensor& t, int64_t want, const char* symbols) {
-  TORCH_CHECK_VALUE(t.dim() == want, op, ": ", name, ": expected ", want, " dimensions ", symbols, ", got shape ",
-                    t.sizes());
+  KDTREE_CHECK(t.dim() == want, op, ": ", name, ": expected ", want, " dimensions ", symbols, ", got shape ",
+               t.sizes());
 }
 
 // `want` holds the sizes; -1 accepts any. `symbols` is the shape as the schema's reader knows it, "[B, L, K]".
@@ -44,19 +66,19 @@ inline void expect_shape(const char* op, const char* name, const at::Tensor& t, 
   bool same = sizes.size() == want.size();
   size_t i = 0;
   for (const int64_t size : want) same = same && (size < 0 || sizes[i] == size), ++i;
-  TORCH_CHECK_VALUE(same, op, ": ", name, ": expected shape ", symbols, " = ", at::IntArrayRef(want),
-                    " (-1: any), got ", sizes);
+  KDTREE_CHECK(same, op, ": ", name, ": expected shape ", symbols, " = ", at::IntArrayRef(want),
+               " (-1: any), got ", sizes);
 }
 
 inline void expect_contiguous(const char* op, const char* name, const at::Tensor& t) {
-  TORCH_CHECK_VALUE(t.is_contiguous(), op, ": ", name, ": expected a contiguous tensor, got strides ", t.strides(),
-                    " for shape ", t.sizes(), "; call .contiguous()");
+  KDTREE_CHECK(t.is_contiguous(), op, ": ", name, ": expected a contiguous tensor, got strides ", t.strides(),
+               " for shape ", t.sizes(), "; call .contiguous()");
 }
 
 // For inputs that may be views into wider rows: only the innermost dimension must be dense.
 inline void expect_dense_rows(const char* op, const char* name, const at::Tensor& t) {
-  TORCH_CHECK_VALUE(t.dim() > 0 && (t.size(-1) <= 1 || t.stride(-1) == 1 || t.numel() == 0), op, ": ", name,
-                    ": expected stride 1 in the last dimension, got strides ", t.strides(), " for shape ", t.sizes());
+  KDTREE_CHECK(t.dim() > 0 && (t.size(-1) <= 1 || t.stride(-1) == 1 || t.numel() == 0), op, ": ", name,
+               ": expected stride 1 in the last dimension, got strides ", t.strides(), " for shape ", t.sizes());
 }
 
 // A dense tensor of one type and shape, on any device.
@@ -75,11 +97,11 @@ inline void expect_array(const char* op, const char* name, const at::Tensor& t, 
 }
 
 inline void expect_range(const char* op, const char* name, int64_t value, int64_t low, int64_t high) {
-  TORCH_CHECK_VALUE(value >= low && value <= high, op, ": ", name, ": expected ", low, " … ", high, ", got ", value);
+  KDTREE_CHECK(value >= low && value <= high, op, ": ", name, ": expected ", low, " … ", high, ", got ", value);
 }
 
 inline void expect_at_least(const char* op, const char* name, int64_t value, int64_t low) {
-  TORCH_CHECK_VALUE(value >= low, op, ": ", name, ": expected at least ", low, ", got ", value);
+  KDTREE_CHECK(value >= low, op, ": ", name, ": expected at least ", low, ", got ", value);
 }
 
 inline const char* status_text(int status) {
@@ -96,7 +118,7 @@ inline const char* status_text(int status) {
 }
 
 inline void expect_ok(const char* op, int status) {
-  TORCH_CHECK_VALUE(status == kOk, op, ": ", status_text(status), " (status ", status, ")");
+  KDTREE_CHECK(status == kOk, op, ": ", status_text(status), " (status ", status, ")");
 }
 
 // A new dense CPU tensor; cheaper than at::empty, which passes the dispatcher again. A capture in progress keeps it.

@@ -27,8 +27,8 @@ template <class Int>
 void expect_values(const char* op, const char* name, const Tensor& t, int64_t low, int64_t high) {
   const Int* values = t.const_data_ptr<Int>();
   for (int64_t i = 0; i < t.numel(); ++i)
-    TORCH_CHECK_VALUE(values[i] >= low && values[i] <= high, op, ": ", name, ": expected ", low, " … ", high, ", got ",
-                      values[i], " at index ", i);
+    KDTREE_CHECK(values[i] >= low && values[i] <= high, op, ": ", name, ": expected ", low, " … ", high, ", got ",
+                 values[i], " at index ", i);
 }
 
 Tensor embed(const Tensor& weight, const Tensor& token) {
@@ -80,7 +80,7 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t num_out, const Opti
   const Dtype out_dtype = out_f32 ? kF32 : dtype;
   if (residual) {
     expect_array(op, "residual", *residual, x.scalar_type(), {num_rows, num_out}, "[T, N]");
-    TORCH_CHECK_VALUE(out_dtype == dtype, op, ": residual: expected none with BFloat16 inputs and out_f32, got one");
+    KDTREE_CHECK(out_dtype == dtype, op, ": residual: expected none with BFloat16 inputs and out_f32, got one");
   }
   Tensor out = new_cpu({num_rows, num_out}, scalar_type(out_dtype));
   expect_ok(op, linear_cpu({x.const_data_ptr(), packed.const_data_ptr(), data_or_null(residual),
@@ -110,7 +110,7 @@ Tensor rope(const Tensor& x, const Tensor& cos_sin, const Tensor& position) {
   expect_dim(op, "x", x, 3, "[T, H, R]");
   expect_dense_rows(op, "x", x);
   const int64_t num_rows = x.size(0), num_heads = x.size(1), dim = x.size(2);
-  TORCH_CHECK_VALUE(dim % 2 == 0, op, ": x: expected an even last dimension R, got ", dim);
+  KDTREE_CHECK(dim % 2 == 0, op, ": x: expected an even last dimension R, got ", dim);
   expect_array(op, "cos_sin", cos_sin, at::kFloat, {-1, dim}, "[P, R]");
   expect_array(op, "position", position, at::kInt, {num_rows}, "[T]");
   Tensor out = new_cpu({num_rows, num_heads, dim}, x.scalar_type());
@@ -126,8 +126,8 @@ Tensor swiglu(const Tensor& gate_up) {
   const char* op = "swiglu";
   const Dtype dtype = float_type(op, "gate_up", gate_up);
   expect_array(op, "gate_up", gate_up, gate_up.scalar_type(), {-1, -1}, "[T, 2I]");
-  TORCH_CHECK_VALUE(gate_up.size(1) % 2 == 0, op, ": gate_up: expected an even last dimension 2I, got ",
-                    gate_up.size(1));
+  KDTREE_CHECK(gate_up.size(1) % 2 == 0, op, ": gate_up: expected an even last dimension 2I, got ",
+               gate_up.size(1));
   const int64_t num_rows = gate_up.size(0), dim = gate_up.size(1) / 2;
   Tensor out = new_cpu({num_rows, dim}, gate_up.scalar_type());
   expect_ok(op, swiglu_cpu({gate_up.const_data_ptr(), out.mutable_data_ptr(), num_rows, dim, dtype,
@@ -187,8 +187,8 @@ Tensor moe_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down, c
                "[E, ceil(2I/16), D, 16]");
   expect_array(op, "down", down, type, {num_experts, num_packed_blocks(dim), width, kPackedOutputs},
                "[E, ceil(D/16), I, 16]");
-  TORCH_CHECK_VALUE(shared_gate_up.has_value() == shared_down.has_value(), op,
-                    ": expected shared_gate_up and shared_down together or neither, got one");
+  KDTREE_CHECK(shared_gate_up.has_value() == shared_down.has_value(), op,
+               ": expected shared_gate_up and shared_down together or neither, got one");
   if (shared_gate_up) {
     expect_at_least(op, "shared_width", shared_width, 1);
     expect_array(op, "shared_gate_up", *shared_gate_up, type,
@@ -249,11 +249,11 @@ void cache_compact(const Tensor& cache, const Tensor& prefix_len, const Tensor& 
   if (status == kOutOfRange) {
     expect_values<int32_t>(op, "num_accepted", num_accepted, 0, max_depth);
     expect_values<int32_t>(op, "prefix_len", prefix_len, 0, num_slots);
-    TORCH_CHECK_VALUE(false, op, ": expected accepted nodes at slots below ", num_slots,
-                      ", got a prefix_len + node past the cache");
+    KDTREE_CHECK(false, op, ": expected accepted nodes at slots below ", num_slots,
+                 ", got a prefix_len + node past the cache");
   }
-  TORCH_CHECK_VALUE(status != kInvalidTree, op,
-                    ": accepted_path: expected node indices of at least 1 that ascend along the path, got others");
+  KDTREE_CHECK(status != kInvalidTree, op,
+               ": accepted_path: expected node indices of at least 1 that ascend along the path, got others");
   expect_ok(op, status);
 }
 
@@ -285,8 +285,8 @@ Tensor verify_attn(const Tensor& q_latent, const Tensor& q_rope, const Tensor& c
     expect_values<int32_t>(op, "stream", stream, 0, num_streams - 1);
     expect_values<int32_t>(op, "node", node, 0, num_tree_slots - 1);
     expect_values<int32_t>(op, "prefix_len", prefix_len, 0, num_slots);
-    TORCH_CHECK_VALUE(false, op, ": expected tree nodes at slots below ", num_slots,
-                      ", got a prefix_len + node past the cache");
+    KDTREE_CHECK(false, op, ": expected tree nodes at slots below ", num_slots,
+                 ", got a prefix_len + node past the cache");
   }
   expect_ok(op, status);
   return out;

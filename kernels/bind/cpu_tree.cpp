@@ -42,8 +42,8 @@ Tensors2 draft_topk(const Tensor& logits, int64_t num_candidates) {
                                      num_candidates, dtype, at::get_num_threads()});
   if (status == kNonFinite) {
     const int64_t row = first_nan_row(log_probs);
-    TORCH_CHECK_VALUE(false, op, ": logits of stream ", row / max_depth, ", depth ", row % max_depth + 1, ": ",
-                      status_text(status));
+    KDTREE_CHECK(false, op, ": logits of stream ", row / max_depth, ", depth ", row % max_depth + 1, ": ",
+                 status_text(status));
   }
   expect_ok(op, status);
   return {log_probs, token_ids};
@@ -55,7 +55,7 @@ class MallocAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t num_bytes) override {
     void* data = num_bytes ? std::malloc(num_bytes) : nullptr;
-    TORCH_CHECK(data || !num_bytes, "tree_build: could not allocate ", num_bytes, " bytes");
+    TORCH_CHECK(data || !num_bytes, message("tree_build: could not allocate ", num_bytes, " bytes"));
     return {data, data, &std::free, c10::Device(c10::kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &std::free; }
@@ -72,7 +72,7 @@ Tensor new_tree_array(at::IntArrayRef sizes, at::ScalarType type) {
 Tensors6 tree_build(const Tensor& log_probs, const Tensor& token_ids, const Tensor& bonus, const Tensor& budget,
                     int64_t max_budget) {
   const char* op = "tree_build";
-  TORCH_CHECK_VALUE(!recording, op, ": expected no capture in progress, got one; build trees outside of it");
+  KDTREE_CHECK(!recording, op, ": expected no capture in progress, got one; build trees outside of it");
   expect_array(op, "log_probs", log_probs, at::kFloat, {-1, -1, -1}, "[B, L, K]");
   const int64_t num_streams = log_probs.size(0), max_depth = log_probs.size(1), num_candidates = log_probs.size(2);
   expect_array(op, "token_ids", token_ids, at::kLong, {num_streams, max_depth, num_candidates}, "[B, L, K]");
@@ -94,10 +94,10 @@ Tensors6 tree_build(const Tensor& log_probs, const Tensor& token_ids, const Tens
        ancestor_bits.mutable_data_ptr<int64_t>(), num_nodes.mutable_data_ptr<int32_t>(), status.data(), num_streams,
        max_depth, num_candidates, max_budget});
   for (int64_t b = 0; worst != kOk && b < num_streams; ++b) {
-    TORCH_CHECK_VALUE(status[b] != kOutOfRange, op, ": stream ", b, ": expected a budget in 0 … ", max_budget,
-                      " and a bonus token of at least 0, got budget ", budget.const_data_ptr<int32_t>()[b],
-                      " and bonus ", bonus.const_data_ptr<int64_t>()[b]);
-    TORCH_CHECK_VALUE(status[b] == kOk, op, ": stream ", b, ": ", status_text(status[b]));
+    KDTREE_CHECK(status[b] != kOutOfRange, op, ": stream ", b, ": expected a budget in 0 … ", max_budget,
+                 " and a bonus token of at least 0, got budget ", budget.const_data_ptr<int32_t>()[b],
+                 " and bonus ", bonus.const_data_ptr<int64_t>()[b]);
+    KDTREE_CHECK(status[b] == kOk, op, ": stream ", b, ": ", status_text(status[b]));
   }
   return {token, parent, depth, log_prob, ancestor_bits, num_nodes};
 }
@@ -160,8 +160,8 @@ Tensors3 tree_accept(const Tensor& token, const Tensor& parent, const Tensor& nu
        target_token.const_data_ptr<int64_t>(), accepted_path.mutable_data_ptr<int32_t>(),
        num_accepted.mutable_data_ptr<int32_t>(), next_token.mutable_data_ptr<int64_t>(), num_streams, num_slots,
        max_depth});
-  TORCH_CHECK_VALUE(status != kOutOfRange, op, ": expected max_depth of at least the length of the accepted path, got ",
-                    max_depth);
+  KDTREE_CHECK(status != kOutOfRange, op, ": expected max_depth of at least the length of the accepted path, got ",
+               max_depth);
   expect_ok(op, status);
   return {accepted_path, num_accepted, next_token};
 }

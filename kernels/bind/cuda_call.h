@@ -22,8 +22,8 @@ class CudaCall {
   void* stream() const { return stream_; }
 
   void on_device(const char* name, const at::Tensor& t) const {
-    TORCH_CHECK_VALUE(t.device() == device_, op_, ": ", name, ": expected a tensor on ", device_, ", got one on ",
-                      t.device());
+    KDTREE_CHECK(t.device() == device_, op_, ": ", name, ": expected a tensor on ", device_, ", got one on ",
+                 t.device());
   }
 
   // A dense tensor on the device: what most arguments must be.

@@ -86,7 +86,7 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t num_out, const Opti
   const Dtype out_dtype = out_f32 ? kF32 : dtype;
   if (residual) {
     call.expect("residual", *residual, x.scalar_type(), {num_rows, num_out}, "[T, N]");
-    TORCH_CHECK_VALUE(out_dtype == dtype, op, ": residual: expected none with BFloat16 inputs and out_f32, got one");
+    KDTREE_CHECK(out_dtype == dtype, op, ": residual: expected none with BFloat16 inputs and out_f32, got one");
   }
   Tensor out = call.empty({num_rows, num_out}, scalar_type(out_dtype));
   call.check(linear_cuda({x.const_data_ptr(), packed.const_data_ptr(), data_or_null(residual), out.mutable_data_ptr(),
@@ -115,7 +115,7 @@ Tensor rope(const Tensor& x, const Tensor& cos_sin, const Tensor& position) {
   const Dtype dtype = float_type(op, "x", x);
   call.expect_rows("x", x, 3, "[T, H, R]");
   const int64_t num_rows = x.size(0), num_heads = x.size(1), dim = x.size(2);
-  TORCH_CHECK_VALUE(dim % 2 == 0, op, ": x: expected an even last dimension R, got ", dim);
+  KDTREE_CHECK(dim % 2 == 0, op, ": x: expected an even last dimension R, got ", dim);
   call.expect("cos_sin", cos_sin, at::kFloat, {-1, dim}, "[P, R]");
   call.expect("position", position, at::kInt, {num_rows}, "[T]");
   Tensor out = call.empty({num_rows, num_heads, dim}, x.scalar_type());
@@ -131,8 +131,8 @@ Tensor swiglu(const Tensor& gate_up) {
   const CudaCall call(op, "gate_up", gate_up);
   const Dtype dtype = float_type(op, "gate_up", gate_up);
   call.expect("gate_up", gate_up, gate_up.scalar_type(), {-1, -1}, "[T, 2I]");
-  TORCH_CHECK_VALUE(gate_up.size(1) % 2 == 0, op, ": gate_up: expected an even last dimension 2I, got ",
-                    gate_up.size(1));
+  KDTREE_CHECK(gate_up.size(1) % 2 == 0, op, ": gate_up: expected an even last dimension 2I, got ",
+               gate_up.size(1));
   const int64_t num_rows = gate_up.size(0), dim = gate_up.size(1) / 2;
   Tensor out = call.empty({num_rows, dim}, gate_up.scalar_type());
   call.check(swiglu_cuda({gate_up.const_data_ptr(), out.mutable_data_ptr(), num_rows, dim, dtype}, call.stream()));
@@ -194,8 +194,8 @@ Tensor moe_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down, c
   const int64_t num_rows = x.size(0), dim = x.size(1), num_experts = gate_up.size(0);
   expect_packed(call, "gate_up", gate_up, type, num_experts, 2 * width, dim);
   expect_packed(call, "down", down, type, num_experts, dim, width);
-  TORCH_CHECK_VALUE(shared_gate_up.has_value() == shared_down.has_value(), op,
-                    ": expected shared_gate_up and shared_down together or neither, got one");
+  KDTREE_CHECK(shared_gate_up.has_value() == shared_down.has_value(), op,
+               ": expected shared_gate_up and shared_down together or neither, got one");
   if (shared_gate_up) {
     expect_at_least(op, "shared_width", shared_width, 1);
     expect_packed(call, "shared_gate_up", *shared_gate_up, type, 1, 2 * shared_width, dim);

@@ -10,6 +10,7 @@ from kdtree_nb import load_model, ops
 from kdtree_nb.errors import CheckpointError, KdtrError
 from kdtree_nb.kdtr import Bf16, write_kdtr
 from kdtree_nb.model import build_model
+from kdtree_nb.speculate.drafting import chain_trees
 from kdtree_nb.train.tiny2 import tiny2_config, tiny2_weights
 
 WEIGHTS = tiny2_weights()
@@ -17,9 +18,7 @@ WEIGHTS = tiny2_weights()
 
 def chain_logits(model, tokens):
     """Logits [T, V] of one text."""
-    ids = torch.tensor(tokens)
-    tree = ops.tree_build(torch.zeros(1, len(tokens) - 1, 1), ids[None, 1:, None], ids[:1], len(tokens) - 1)
-    prefix_len = torch.zeros(1, dtype=torch.int32)
+    tree, prefix_len = chain_trees([tokens], model.device), torch.zeros(1, dtype=torch.int32, device=model.device)
     return model.forward(ops.tree_rows(tree, prefix_len), tree, model.new_cache(1, len(tokens)), prefix_len)
 
 
@@ -29,23 +28,23 @@ def write(path, weights, config=None):
     return path
 
 
-def test_a_file_gives_the_model_that_its_arrays_give(tmp_path, tiny2):
-    model = load_model(write(tmp_path / "model.kdtr", WEIGHTS))
+def test_a_file_gives_the_model_that_its_arrays_give(tmp_path, tiny2, device):
+    model = load_model(write(tmp_path / "model.kdtr", WEIGHTS), device)
     assert model.config == tiny2_config()
     assert torch.equal(chain_logits(model, [1, 2, 3]), chain_logits(tiny2, [1, 2, 3]))
 
 
-def test_bf16_tensors_are_widened_exactly(tmp_path, tiny2):
+def test_bf16_tensors_are_widened_exactly(tmp_path, tiny2, device):
     rounded = {name: Bf16.round(w) for name, w in WEIGHTS.items()}
-    model = load_model(write(tmp_path / "model.kdtr", rounded))
+    model = load_model(write(tmp_path / "model.kdtr", rounded), device)
     assert model.dtype == torch.float32
     assert torch.equal(chain_logits(model, [1, 2, 3]), chain_logits(tiny2, [1, 2, 3]))
 
 
-def test_dtype_and_device_are_what_was_asked_for(models):
+def test_dtype_and_device_are_what_was_asked_for(models, device):
     model = models("tiny2", torch.bfloat16)
     assert model.dtype == model.embedding.dtype == model.new_cache(1, 1).data.dtype == torch.bfloat16
-    assert model.device == torch.device("cpu")
+    assert model.device.type == model.head.data.device.type == device.type
     assert chain_logits(model, [1, 2]).dtype == torch.float32
 
 

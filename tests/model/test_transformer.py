@@ -90,7 +90,9 @@ def test_bf16_logits_follow_the_rounding_table(name, device):
     rounded = reference.ReferenceModel(config, weights, "bf16").logits(tokens)
     got = logits_of(build_model(config, weights, device, torch.bfloat16), tokens).cpu().numpy()
     distance = np.sqrt(np.mean((got - rounded) ** 2))
-    assert distance <= 0.5 * np.sqrt(np.mean((got - exact) ** 2))
+    # A GPU rounds P relative to a maximum that moves with the keys, the reference relative to the final one.
+    nearer = 0.5 if device.type == "cpu" else 0.75
+    assert distance <= nearer * np.sqrt(np.mean((got - exact) ** 2))
 
 
 def test_logits_are_left_out_where_they_are_not_needed():

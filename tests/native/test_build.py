@@ -93,6 +93,7 @@ def test_folders_with_spaces(kernels, tmp_path):
 def test_number_of_jobs(monkeypatch):
     monkeypatch.delenv("MAX_JOBS", raising=False)
     assert build.num_jobs() == 2
+    assert build.num_jobs(8) == 8
     for text, expected in (("5", 5), ("0", 2), ("many", 2)):
         monkeypatch.setenv("MAX_JOBS", text)
         assert build.num_jobs() == expected

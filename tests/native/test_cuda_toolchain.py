@@ -22,7 +22,7 @@ def nvcc(tmp_path, monkeypatch):
 
     def make(release: str, archs: str = "sm_80 sm_90 sm_120") -> None:
         path.write_text(
-            f'#!/bin/sh\n[ "$1" = --version ] || exec echo {archs}\necho "release {release}, V{release}.1"\necho Build\n'
+            f'#!/bin/sh\n[ "$1" = --version ] || exec echo {archs}\necho "release {release}, V{release}.1"\necho x\n'
         )
         path.chmod(0o755)
 

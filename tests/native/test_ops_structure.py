@@ -13,6 +13,7 @@ import torch
 from torch._library.simple_registry import singleton as fake_registry
 
 from kdtree_nb import ops, reference
+from kdtree_nb.native import build
 from kdtree_nb.native.ops.namespace import Namespace, native
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +49,17 @@ def test_has_a_cpu_kernel(name):
     assert re.search(rf"^struct {camel(kernel)}Args \{{", OP_ARGS, re.MULTILINE)
     sources = [path for path in (ROOT / "kernels").glob("*.cpp") if f"int {kernel}_cpu(" in path.read_text()]
     assert len(sources) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_has_a_cuda_kernel(name):
+    kernel = KERNEL_OF.get(name, name)
+    assert f"int {kernel}_cuda(const {camel(kernel)}Args&, void* stream);" in OP_ARGS
+    sources = [path for path in (ROOT / "kernels").glob("*.cu") if f"int {kernel}_cuda(" in path.read_text()]
+    bindings = [path for path in (ROOT / "kernels" / "bind").glob("cuda_*.cpp") if f'"{name}", &' in path.read_text()]
+    assert len(sources) == 1 and len(bindings) == 1
+    if not build.load().no_cuda:
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"{native.load()}::{name}", "CUDA")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -102,7 +114,7 @@ def test_fakes_are_registered_once_from_any_thread(monkeypatch):
 
 
 def test_kernels_do_not_see_torch():
-    files = [path for path in (ROOT / "kernels").iterdir() if path.suffix in (".h", ".cpp", ".cu")]
+    files = [path for path in (ROOT / "kernels").iterdir() if path.suffix in (".h", ".cpp", ".cu", ".cuh")]
     assert len(files) > 15
     seeing = [path.name for path in files if re.search(r"#include\s*[<\"](torch|ATen|c10)/", path.read_text())]
     assert seeing == []
