@@ -1,7 +1,7 @@
-// How verify_attn cuts the positions of the text into leaves: a leaf is summed alone, from nothing; the leaves of a group of
-// 2048 positions are folded one after the other; then the groups. Borders depend on absolute positions alone, so a query
-// has the same bits whatever it is computed beside. Leaves grow with the position: short ones give parallel work at short
-// prefixes, long ones keep the partial results of long prefixes few (184 at 128 k positions).
+// How verify_attn cuts the positions of the text into leaves: a leaf is summed alone, from nothing, and leaves are then
+// folded in an order of their index. A leaf's borders depend on absolute positions alone, so a query has the same bits
+// whatever it is computed beside. Leaves grow with the position: short ones give parallel work at short prefixes, long ones
+// keep the partial results of long prefixes few (184 at 128 k positions).
 //   positions from 0: 128 keys a leaf, 2048: 256, 8192: 512, 32768: 1024, 131072: 2048
 #pragma once
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace kdtree {
 
-constexpr int kNumLeafRegions = 5, kLog2FirstLeaf = 7, kLog2Group = 11;
+constexpr int kNumLeafRegions = 5, kLog2FirstLeaf = 7;
 
 // Region r holds leaves of 2^(7 + r) keys and begins at this position …
 KDTREE_LEAF_HD constexpr int leaf_region_begin(int r) { return r == 0 ? 0 : 2048 << 2 * (r - 1); }

@@ -1,6 +1,6 @@
-// verify_attn: attention of tree nodes over the latent cache, split over the keys. First every leaf of every query, or every
-// group of leaves (attn_leaves.h), becomes a partial result (maximum, sum, weighted latents) in the workspace; then `fold`
-// folds the leaves of a group and adds the groups of a query in a fixed order. Both read prefix lengths and row counts on the device.
+// verify_attn: attention of tree nodes over the latent cache, split over the keys. First every leaf of every query
+// (attn_leaves.h) becomes a partial result (maximum, sum, weighted latents) in the workspace; then `fold` adds the leaves of
+// a query in a fixed order of their index. Both read prefix lengths and row counts on the device.
 #include "verify_attn_mma.cuh"
 #include "verify_attn_simt.cuh"
 
@@ -16,12 +16,6 @@ __device__ __forceinline__ void add_weighted(float4& acc, float weight, const fl
   acc.z = __fmaf_rn(weight, x.z, acc.z);
   acc.w = __fmaf_rn(weight, x.w, acc.w);
 }
-__device__ __forceinline__ void scale_by(float4& acc, float factor) {
-  acc.x = __fmul_rn(acc.x, factor);
-  acc.y = __fmul_rn(acc.y, factor);
-  acc.z = __fmul_rn(acc.z, factor);
-  acc.w = __fmul_rn(acc.w, factor);
-}
 __device__ __forceinline__ void add_to(float4& acc, const float4& x) {
   acc.x = __fadd_rn(acc.x, x.x);
   acc.y = __fadd_rn(acc.y, x.y);
@@ -29,58 +23,17 @@ __device__ __forceinline__ void add_to(float4& acc, const float4& x) {
   acc.w = __fadd_rn(acc.w, x.w);
 }
 
-// Walks the partial results of a row in order of position: those of its groups first, first + step, …
-struct SlotWalk {
-  int num_groups, num_leaves, folded_leaves, step;
-  int group, leaf = 0, group_begin = 0, group_end = 0;
-
-  __device__ SlotWalk(const AttnRow& row, int first, int step)
-      : num_groups(row.num_keys > 0 ? ((row.num_keys - 1) >> kLog2Group) + 1 : 0),
-        num_leaves(row.num_keys > 0 ? leaf_of(row.num_keys - 1) + 1 : 0),
-        folded_leaves(row.folded_leaves),
-        step(step),
-        group(first) {
-    if (exists()) enter_group();
-  }
-
-  __device__ bool exists() const { return group < num_groups; }
-  __device__ bool starts_group() const { return leaf == group_begin; }
-  __device__ bool ends_group() const { return next_leaf() >= group_end; }
-  __device__ int next_leaf() const { return leaf + 1 < folded_leaves ? min(folded_leaves, group_end) : leaf + 1; }
-
-  __device__ void advance() {
-    if (!ends_group()) {
-      leaf = next_leaf();
-    } else {
-      group += step;
-      if (exists()) enter_group();
-    }
-  }
-
-  __device__ void enter_group() {
-    leaf = group_begin = leaf_of(group << kLog2Group);
-    group_end = min(leaf_of((group + 1) << kLog2Group), num_leaves);
-  }
-};
-
-// Maximum over the leaves, and 1 / the sum over the groups (lanes take groups lane, lane + 32, …; then warp_sum).
+// Maximum over the leaves, and 1 / the sum over them of exp2(maximum - largest) * sum: lanes take leaves lane, lane + 32, …
 struct QueryTotal {
   float largest, inverse_sum;
 };
 
-__device__ __forceinline__ QueryTotal total_of(const AttnRow& row, const float2* stats, int lane) {
+__device__ __forceinline__ QueryTotal total_of(const float2* stats, int num_leaves, int lane) {
   float largest = -INFINITY, sum = 0.0f;
-  for (SlotWalk walk(row, lane, kWarp); walk.exists(); walk.advance()) largest = fmaxf(largest, stats[walk.leaf].x);
+  for (int c = lane; c < num_leaves; c += kWarp) largest = fmaxf(largest, stats[c].x);
   largest = warp_max(largest);
-  float group_max = 0.0f, group_sum = 0.0f;
-  for (SlotWalk walk(row, lane, kWarp); walk.exists(); walk.advance()) {
-    const float2 leaf = stats[walk.leaf];
-    const float new_max = walk.starts_group() ? leaf.x : fmaxf(group_max, leaf.x);
-    const float old_weight = exp2f(__fsub_rn(group_max, new_max)), weight = exp2f(__fsub_rn(leaf.x, new_max));
-    group_sum = walk.starts_group() ? leaf.y : __fmaf_rn(weight, leaf.y, __fmul_rn(old_weight, group_sum));
-    group_max = new_max;
-    if (walk.ends_group()) sum = __fmaf_rn(exp2f(__fsub_rn(group_max, largest)), group_sum, sum);
-  }
+  for (int c = lane; c < num_leaves; c += kWarp)
+    sum = __fmaf_rn(exp2f(__fsub_rn(stats[c].x, largest)), stats[c].y, sum);
   return {largest, __fdiv_rn(1.0f, warp_sum(sum))};
 }
 
@@ -92,48 +45,32 @@ __device__ __forceinline__ void store_columns(Float* out, int count, const float
     if (i < count) out[i] = from_float<Float>(v[i]);
 }
 
-// The sum over the walk's groups. Leaves of a group are folded first, as the tensor-core kernel folds them.
-__device__ __forceinline__ float4 add_groups(SlotWalk walk, const float* from, int64_t leaf_stride, const float2* stats,
-                                             float largest) {
-  constexpr int kBatch = 8;
-  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f), folded = sum;
-  float folded_max = 0.0f;
-  while (walk.exists()) {
+// kSplit: adds the leaves first, first + 8, … to one sum; otherwise all leaves, leaf c to sum c % 8.
+template <bool kSplit>
+__device__ __forceinline__ void add_leaves(float4 (&acc)[kSplit ? 1 : kFoldSums], const float* from, int64_t leaf_stride,
+                                           const float2* stats, int num_leaves, int first, float largest) {
+  constexpr int kBatch = 8, kStep = kSplit ? kFoldSums : 1;
+  for (int begin = first; begin < num_leaves; begin += kBatch * kStep) {
     float4 x[kBatch];
-    float leaf_max[kBatch];
-    SlotWalk loaded = walk;
+    float weight[kBatch];
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
-      if (loaded.exists()) {
-        x[j] = __ldcs(reinterpret_cast<const float4*>(from + loaded.leaf * leaf_stride));
-        leaf_max[j] = stats[loaded.leaf].x;
-        loaded.advance();
-      }
+      const int leaf = begin + j * kStep;
+      if (leaf >= num_leaves) continue;
+      x[j] = __ldcs(reinterpret_cast<const float4*>(from + leaf * leaf_stride));
+      weight[j] = exp2f(__fsub_rn(stats[leaf].x, largest));
     }
 #pragma unroll
-    for (int j = 0; j < kBatch; ++j) {
-      if (!walk.exists()) continue;
-      if (walk.starts_group()) {
-        folded = x[j];
-        folded_max = leaf_max[j];
-      } else {
-        const float new_max = fmaxf(folded_max, leaf_max[j]), weight = exp2f(__fsub_rn(leaf_max[j], new_max));
-        scale_by(folded, exp2f(__fsub_rn(folded_max, new_max)));
-        add_weighted(folded, weight, x[j]);
-        folded_max = new_max;
-      }
-      if (walk.ends_group()) add_weighted(sum, exp2f(__fsub_rn(folded_max, largest)), folded);
-      walk.advance();
-    }
+    for (int j = 0; j < kBatch; ++j)
+      if (begin + j * kStep < num_leaves) add_weighted(acc[kSplit ? 0 : j], weight[j], x[j]);
   }
-  return sum;
 }
 
-// A piece is 128 columns of a query. kSplit: a block takes a piece, warp j the groups j, j + 8, …; otherwise a warp takes a
-// piece alone. The order of additions is the same: sum j over the groups j (mod 8), then the 8 sums in order.
+// A piece is 128 columns of a query. kSplit: a block takes a piece, warp j the leaves j, j + 8, …; otherwise a warp takes a
+// piece alone. The order of additions is the same: sum j over the leaves j (mod 8), then the 8 sums in order.
 template <class Float, bool kSplit>
-__global__ void __launch_bounds__(kFoldThreads, 2) attn_fold_kernel(const __grid_constant__ AttnLaunch launch) {
-  [[maybe_unused]] __shared__ float4 partial[kSplit ? kFoldSums : 1][kWarp];
+__global__ void __launch_bounds__(kFoldThreads) attn_fold_kernel(const __grid_constant__ AttnLaunch launch) {
+  __shared__ float4 partial[kSplit ? kFoldSums : 1][kWarp];
   wait_for_previous_kernel();
   allow_next_kernel();
   const VerifyAttnArgs& a = launch.a;
@@ -144,28 +81,27 @@ __global__ void __launch_bounds__(kFoldThreads, 2) attn_fold_kernel(const __grid
   const int step = kSplit ? 1 : kFoldWarps;
   for (int piece = blockIdx.x * step + (kSplit ? 0 : warp); piece < num_pieces; piece += gridDim.x * step) {
     const int64_t query = piece / slices, leaf_stride = launch.num_rows * num_heads * launch.pitch;
-    const int column = piece % slices * kFoldColumns + lane * 4;
-    const AttnRow row = launch.rows[query / num_heads];
+    const int column = piece % slices * kFoldColumns + lane * 4, num_leaves = launch.num_leaves[query / num_heads];
     const float2* stats = launch.stats + query * launch.max_leaves;
-    const QueryTotal total = total_of(row, stats, lane);
-    const float* from = launch.partials + query * launch.pitch + min(column, latent - 1) / 4 * 4;
-    const auto sum_of = [&](int j) {
-      return add_groups(SlotWalk(row, j, kFoldSums), from, leaf_stride, stats, total.largest);
-    };
-    float4 sum;
+    const QueryTotal total = total_of(stats, num_leaves, lane);
+    float4 acc[kSplit ? 1 : kFoldSums];
+#pragma unroll
+    for (auto& sum : acc) sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (column < latent)
+      add_leaves<kSplit>(acc, launch.partials + query * launch.pitch + column, leaf_stride, stats, num_leaves,
+                         kSplit ? warp : 0, total.largest);
     if constexpr (kSplit) {
-      partial[warp][lane] = sum = sum_of(warp);
+      partial[warp][lane] = acc[0];
       __syncthreads();
-      for (int j = 1; j < kFoldSums && warp == 0; ++j) add_to(sum, partial[j][lane]);
+      for (int j = 1; j < kFoldSums && warp == 0; ++j) add_to(acc[0], partial[j][lane]);
       __syncthreads();
       if (warp > 0) continue;
     } else {
-      sum = sum_of(0);
-#pragma unroll 1
-      for (int j = 1; j < kFoldSums; ++j) add_to(sum, sum_of(j));
+#pragma unroll
+      for (int j = 1; j < kFoldSums; ++j) add_to(acc[0], acc[j]);
     }
     Float* out = static_cast<Float*>(a.out) + (launch.row_begin * num_heads + query) * latent + column;
-    store_columns(out, latent - column, sum, row.num_keys > 0 ? total.inverse_sum : NAN);
+    store_columns(out, latent - column, acc[0], num_leaves > 0 ? total.inverse_sum : NAN);
   }
 }
 
@@ -176,14 +112,14 @@ using SmallShape = MmaShape<512, 64, 16, 4, false>;  // the same dimensions else
 using TinyShape = MmaShape<64, 16, 32, 5, true>;
 static_assert(LargeShape::kSharedBytes <= 227 * 1024 && SmallShape::kSharedBytes <= kMaxSharedBytes &&
               TinyShape::kSharedBytes <= kMaxSharedBytes);
-[[maybe_unused]] constexpr AttnCosts kMmaCosts{{0.030f, 0.042f, 0.066f}, {0.5f, 0.7f, 1.3f}, {3.0f, 3.5f, 4.5f}, 4, 6, 5};
+[[maybe_unused]] constexpr AttnCosts kMmaCosts{{0.038f, 0.054f, 0.062f}, {0.4f, 0.8f, 1.5f}, {3.0f, 4.5f, 5.5f}, 4, 6};
 // A test may set these, to see that they do not touch the bits.
 #ifndef KDTREE_ATTN_COSTS
 #define KDTREE_ATTN_COSTS kMmaCosts
 #define KDTREE_ATTN_MAX_BLOCKS (1 << 30)
 #define KDTREE_ATTN_MAX_SHARED_BYTES (1 << 30)
 #endif
-constexpr AttnCosts kSimtCosts{{0.3f, 0.3f, 0.3f}, {1, 1, 1}, {3, 3, 3}, kSimtLog2Queries, kSimtLog2Queries, 0};
+constexpr AttnCosts kSimtCosts{{0.3f, 0.3f, 0.3f}, {1, 1, 1}, {3, 3, 3}, kSimtLog2Queries, kSimtLog2Queries};
 
 struct Device {
   int num_multiprocessors = 0, max_shared_bytes = 0;
@@ -214,8 +150,8 @@ int64_t lay_out(AttnLaunch& launch, const VerifyAttnArgs& a, int64_t num_rows, c
   const int64_t num_queries = num_rows * a.num_heads, num_leaves = num_queries * launch.max_leaves;
   int64_t bytes = 256;
   launch.tickets = reinterpret_cast<uint64_t*>(base);
-  launch.rows = reinterpret_cast<AttnRow*>(base + bytes);
-  bytes += align256(num_rows * int64_t(sizeof(AttnRow)));
+  launch.num_leaves = reinterpret_cast<int32_t*>(base + bytes);
+  bytes += align256(num_rows * int64_t(sizeof(int32_t)));
   launch.stats = reinterpret_cast<float2*>(base + bytes);
   bytes += align256(num_leaves * int64_t(sizeof(float2)));
   launch.partials = reinterpret_cast<float*>(base + bytes);

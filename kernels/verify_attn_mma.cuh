@@ -5,14 +5,14 @@
 //               accumulators is rare. Maxima and sums of a tile go over 4 lanes by shuffles
 //   O += P V    a warp owns a share of the latent's columns for all queries
 // A tile of keys comes by cp.async, 16 bytes at a time, so a path costs what a stretch of the prefix costs. Leaves start from
-// nothing and end in the workspace; with M <= 32 there are registers to fold the leaves of a whole group first. The order of
-// additions is a constant of (C, R, tile length): M, skew, stages and the number of leaves in an item do not enter it.
+// nothing and end in the workspace. The order of additions is a constant of (C, R, tile length): M, skew, stages and the
+// number of leaves in an item do not enter it.
 #pragma once
 #include "verify_attn_plan.cuh"
 
 namespace kdtree {
 
-constexpr int kMmaThreads = 256, kMmaMaxQueries = 64, kMaxFoldQueries = 32, kQuarters = 4;
+constexpr int kMmaThreads = 256, kMmaMaxQueries = 64, kQuarters = 4;
 constexpr float kLazyMaximum = 8.0f;
 
 template <int kLatent_, int kRope_, int kKeys_, int kStages_, bool kSkewed_>
@@ -31,8 +31,7 @@ struct MmaShape {
   static constexpr int kProbsSlice = kKeys / 8 * 128, kProbsBytes = kSlices * kProbsSlice;
   static constexpr int kAlpha = kProbs + 2 * kProbsBytes;           // rescaling factors, twice: [query]
   static constexpr int kFlags = kAlpha + 2 * kMmaMaxQueries * 4;    // slice needs rescaling, twice: [slice]
-  static constexpr int kWeights = kFlags + 2 * kSlices;             // of the folded leaves and the new one: [query] float2
-  static constexpr int kPlan = kWeights + kMaxFoldQueries * 8;
+  static constexpr int kPlan = kFlags + 2 * kSlices;
   static constexpr int kSharedBytes = kPlan + int(sizeof(AttnPlan));
   static_assert(kLatent % 16 == 0 && kRope % 16 == 0 && kLatent % kWarpColumns == 0 && kValueWarps <= 8);
   static_assert(kStages * kTileBytes >= 4 * kMaxPath && kPlan % 8 == 0);
@@ -79,7 +78,7 @@ __device__ __forceinline__ Int for_this_item(Int value) {
 // One item of M queries. The arrays live in registers: every index is known at compile time.
 template <class S, int M>
 struct MmaWorker {
-  static constexpr bool kSkewed = S::kSkewed && M > 16, kCanFold = M <= kMaxFoldQueries;
+  static constexpr bool kSkewed = S::kSkewed && M > 16;
   static constexpr int kKeys = S::kKeys, kRowTiles = M / 16, kSlices = M / 8, kColumnTiles = S::kWarpColumns / 8;
   static constexpr int kScoreTiles = kRowTiles >= 2 ? kRowTiles / 2 : 1;  // 16-query tiles of a warp in Q K^T
   static constexpr int kScoreBlocks = kRowTiles >= 2 || S::kKeyBlocks == 1 ? S::kKeyBlocks : S::kKeyBlocks / 2;
@@ -90,7 +89,7 @@ struct MmaWorker {
   const AttnLaunch& launch;
   AttnPlan& plan;
   unsigned char* const memory;
-  const uint32_t base = for_this_item(shared_address(memory));
+  const uint32_t base = shared_address(memory);
   const int thread = for_this_item(int(threadIdx.x)), warp = thread / kWarp, lane = thread % kWarp, group = lane / 4, pair = lane % 4;
   const int quarter = warp % 4, half = warp / 4;
   const int load_key = thread / kThreadsPerKey, load_piece = thread % kThreadsPerKey;
@@ -110,27 +109,20 @@ struct MmaWorker {
 
   int num_tiles = 0;
   uint32_t query[kScoreTiles][S::kQuarterSteps][4];
-  float acc[kRowTiles][kColumnTiles][4];                               // of the leaf
-  float folded[kCanFold ? kRowTiles : 1][kCanFold ? kColumnTiles : 1][4];  // of the leaves before it
-  float row_max = -INFINITY, row_sum = 0.0f, folded_max = 0.0f, folded_sum = 0.0f;  // of query 8 * slice + group
+  float acc[kRowTiles][kColumnTiles][4];
+  float row_max = -INFINITY, row_sum = 0.0f;  // of query 8 * slice + group
   float v[S::kKeyBlocks * 4];
 
   __device__ MmaWorker(const AttnLaunch& launch, AttnPlan& plan, unsigned char* memory)
       : launch(launch), plan(plan), memory(memory) {}
 
   __device__ __forceinline__ void run() {
-    num_tiles = (plan.item.end - plan.item.begin + kKeys - 1) / kKeys;
+    const AttnItem& item = plan.item;
+    num_tiles = (item.end - item.begin + kKeys - 1) / kKeys;
+    load_queries();  // first: they are few, and what is loaded first comes first
 #pragma unroll 1
-    for (int i = 0; i < kAhead; ++i) {
-      int num_bytes;
-      const char* from = key_address(i, num_bytes);
-#pragma unroll
-      for (int j = 0; j < kThreadPieces; ++j) load(i * S::kTileBytes, from, j, num_bytes);
-      cp_async_commit();
-    }
-    load_queries();
-    clear(acc);
-    if constexpr (kCanFold) clear(folded);  // else the registers would count as in use all the time
+    for (int i = 0; i < kAhead; ++i) load_tile(i, i * S::kTileBytes);
+    clear();
     if (thread == 0) draw_ticket(launch, plan);
     if constexpr (kSkewed)
       run_skewed();
@@ -144,16 +136,29 @@ struct MmaWorker {
   __device__ __forceinline__ const char* key_address(int tile, int& num_bytes) const {
     const AttnItem& item = plan.item;
     const int position = item.begin + tile * kKeys + load_key;
-    const bool used = position < item.end;
-    int slot = used ? position : 0;
-    if (used && position >= item.prefix) slot = item.prefix + plan.path[position - item.prefix];
-    num_bytes = used ? 16 : 0;  // 0: nothing is read, zeros are written
+    int slot = position;
+    num_bytes = 16;
+    if (position - load_key + kKeys > item.plain_end) {  // the same for all threads
+      const bool used = position < item.end;
+      slot = !used ? 0 : position < item.prefix ? position : item.prefix + plan.path[position - item.prefix];
+      num_bytes = used ? 16 : 0;  // 0: nothing is read, zeros are written
+    }
     return item.keys + int64_t(slot) * S::kRowBytes + load_piece * 16;
   }
 
   __device__ __forceinline__ void load(uint32_t stage, const char* from, int j, int num_bytes) const {
     if (j * kThreadsPerKey + kThreadsPerKey <= kPieces || j * kThreadsPerKey + load_piece < kPieces)
       cp_async16(load_at + stage + j * kThreadsPerKey * 16, from + j * kThreadsPerKey * 16, num_bytes);
+  }
+
+  __device__ __forceinline__ void load_tile(int tile, uint32_t stage) const {
+    if (tile < num_tiles) {
+      int num_bytes;
+      const char* from = key_address(tile, num_bytes);
+#pragma unroll
+      for (int j = 0; j < kThreadPieces; ++j) load(stage, from, j, num_bytes);
+    }
+    cp_async_commit();
   }
 
   __device__ __forceinline__ bool step_exists(int k) const {
@@ -183,13 +188,13 @@ struct MmaWorker {
       }
   }
 
-  static __device__ __forceinline__ void clear(float (&sums)[kRowTiles][kColumnTiles][4]) {
+  __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
       for (int n = 0; n < kColumnTiles; ++n)
 #pragma unroll
-        for (int c = 0; c < 4; ++c) sums[m][n][c] = 0.0f;
+        for (int c = 0; c < 4; ++c) acc[m][n][c] = 0.0f;
   }
 
   // --- scores ------------------------------------------------------------------------------------------------------
@@ -208,7 +213,7 @@ struct MmaWorker {
 #pragma unroll
       for (int b = 0; b < kScoreBlocks; ++b) score_block_of<kLoad>(from, b, to, source, num_bytes);
     }
-    cp_async_commit();
+    if constexpr (kLoad) cp_async_commit();
   }
 
   template <bool kLoad>
@@ -244,6 +249,7 @@ struct MmaWorker {
     const int position = plan.item.begin + tile * kKeys;
     return leaf_begin(position) == position;
   }
+  __device__ __forceinline__ bool ends_leaf(int tile) const { return tile + 1 == num_tiles || starts_leaf(tile + 1); }
 
   __device__ __forceinline__ void add_quarters() {
 #pragma unroll
@@ -256,14 +262,6 @@ struct MmaWorker {
       v[b * 4 + 2] = __fadd_rn(__fadd_rn(p[0].z, p[1].z), __fadd_rn(p[2].z, p[3].z));
       v[b * 4 + 3] = __fadd_rn(__fadd_rn(p[0].w, p[1].w), __fadd_rn(p[2].w, p[3].w));
     }
-  }
-
-  // Whether tile i is the last of a leaf.
-  __device__ __forceinline__ bool ends_leaf(int tile) const { return tile + 1 == num_tiles || starts_leaf(tile + 1); }
-
-  // Whether tile i lies in the first leaf of the item.
-  __device__ __forceinline__ bool in_first_leaf(int tile) const {
-    return leaf_begin(plan.item.begin + tile * kKeys) == plan.item.begin;
   }
 
   // Scores of tile i become P.
@@ -295,26 +293,15 @@ struct MmaWorker {
     sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
     sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
     row_sum = __fadd_rn(row_sum, sum);
-    if (ends_leaf(i)) finish_leaf(i);
+    if (ends_leaf(i)) store_stats(i);
   }
 
-  // Maximum and sum of a leaf: to the workspace, or folded into those of the leaves before it.
-  __device__ __forceinline__ void finish_leaf(int i) {
+  __device__ __forceinline__ void store_stats(int i) const {
     const AttnItem& item = plan.item;
     const int query_in_item = slice * 8 + group;
-    float2* stats = launch.stats + (item.first_query + query_in_item) * launch.max_leaves;
-    const bool stores = pair == 0 && query_in_item < item.num_queries;
-    if (!kCanFold || !item.folds) {
-      if (stores) stats[leaf_of(item.begin + i * kKeys)] = make_float2(row_max, row_sum);
-      return;
-    }
-    const bool first = in_first_leaf(i);
-    const float new_max = first ? row_max : fmaxf(folded_max, row_max);
-    const float old_weight = exp2f(__fsub_rn(folded_max, new_max)), weight = exp2f(__fsub_rn(row_max, new_max));
-    folded_sum = first ? row_sum : __fmaf_rn(weight, row_sum, __fmul_rn(old_weight, folded_sum));
-    folded_max = new_max;
-    if (pair == 0) reinterpret_cast<float2*>(memory + S::kWeights)[query_in_item] = make_float2(old_weight, weight);
-    if (stores && i + 1 == num_tiles) stats[leaf_of(item.begin)] = make_float2(folded_max, folded_sum);
+    if (pair == 0 && query_in_item < item.num_queries)
+      launch.stats[(item.first_query + query_in_item) * launch.max_leaves + leaf_of(item.begin + i * kKeys)] =
+          make_float2(row_max, row_sum);
   }
 
   __device__ __forceinline__ void store_probs(int i, float alpha) {
@@ -371,40 +358,10 @@ struct MmaWorker {
     }
   }
 
-  // The leaf that tile i belongs to is complete: its sums go to the workspace, or to the leaves before it.
+  // The leaf that tile i belongs to is complete: its sums go to the workspace.
   __device__ __forceinline__ void flush(int i) {
     const AttnItem& item = plan.item;
-    if constexpr (kCanFold) {
-      if (item.folds) {
-        fold(in_first_leaf(i));
-        if (i + 1 == num_tiles) store(folded, leaf_of(item.begin));
-        clear(acc);
-        return;
-      }
-    }
-    store(acc, leaf_of(item.begin + i * kKeys));
-    clear(acc);
-  }
-
-  __device__ __forceinline__ void fold(bool first) {
-    const float2* weights = reinterpret_cast<const float2*>(memory + S::kWeights) + group;
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float2 weight = weights[m * 16 + h * 8];
-#pragma unroll
-        for (int n = 0; n < kColumnTiles; ++n)
-#pragma unroll
-          for (int c = 2 * h; c < 2 * h + 2; ++c)
-            folded[m][n][c] = first ? acc[m][n][c]
-                                    : __fmaf_rn(weight.y, acc[m][n][c], __fmul_rn(weight.x, folded[m][n][c]));
-      }
-  }
-
-  __device__ __forceinline__ void store(const float (&sums)[kRowTiles][kColumnTiles][4], int64_t leaf) {
-    const AttnItem& item = plan.item;
-    const int64_t num_queries = launch.num_rows * launch.a.num_heads;
+    const int64_t leaf = leaf_of(item.begin + i * kKeys), num_queries = launch.num_rows * launch.a.num_heads;
     float* to = launch.partials + (leaf * num_queries + item.first_query + group) * S::kLatent;
     to += warp * S::kWarpColumns + 2 * pair;
 #pragma unroll
@@ -415,26 +372,29 @@ struct MmaWorker {
 #pragma unroll
           for (int n = 0; n < kColumnTiles; ++n)
             *reinterpret_cast<float2*>(to + (m * 16 + h * 8) * S::kLatent + n * 8) =
-                make_float2(sums[m][n][2 * h], sums[m][n][2 * h + 1]);
+                make_float2(acc[m][n][2 * h], acc[m][n][2 * h + 1]);
+    clear();
   }
 
   // --- the two schedules -------------------------------------------------------------------------------------------
 
-  static __device__ __forceinline__ uint32_t next_stage(uint32_t stage) {
-    return stage == (S::kStages - 1) * S::kTileBytes ? 0u : stage + S::kTileBytes;
+  // The stage `ahead` tiles behind the one at hand, in the ring of stages.
+  static __device__ __forceinline__ uint32_t stage_after(uint32_t stage, int ahead) {
+    const uint32_t after = stage + ahead * S::kTileBytes;
+    return after >= S::kStages * S::kTileBytes ? after - S::kStages * S::kTileBytes : after;
   }
 
   // Warps 4-7 run half a tile behind warps 0-3: while one group is in Q K^T, the other is in the softmax and P V. A group
   // does the softmax of the queries whose scores it computed, so only P crosses groups, and it is half a step old by then.
   __device__ __forceinline__ void run_skewed() {
-    uint32_t stage = 0, stage_values = 0, stage_load = kAhead * S::kTileBytes;
+    uint32_t stage = 0;
     cp_async_wait<kAhead - 1>();
     __syncthreads();
     if (half) __syncthreads();
 #pragma unroll 1
     for (int i = 0; i <= num_tiles; ++i) {
       if (i < num_tiles)
-        score_tile_of<true>(stage, i + kAhead, stage_load);
+        score_tile_of<true>(stage, i + kAhead, stage_after(stage, kAhead));
       else
         cp_async_commit();
       if (half) cp_async_wait<kAhead - 1>();  // tile i + 1 is here
@@ -442,44 +402,41 @@ struct MmaWorker {
       if (i > 0) {
         rescale(i - 1);
 #pragma unroll
-        for (int k = 0; k < S::kKeyBlocks; ++k) add_values(i - 1, stage_values, k);
+        for (int k = 0; k < S::kKeyBlocks; ++k) add_values(i - 1, stage_after(stage, S::kStages - 1), k);
       }
       if (softmaxes && i < num_tiles) softmax(i);
       if (!half) cp_async_wait<kAhead - 1>();
       __syncthreads();
       if (i > 0 && ends_leaf(i - 1)) flush(i - 1);
-      stage_values = stage;
-      stage = next_stage(stage);
-      stage_load = next_stage(stage_load);
+      stage = stage_after(stage, 1);
     }
     if (!half) __syncthreads();
   }
 
-  // Two barriers a tile: Q K^T of tile i + 1 and loads of tile i + kAhead | P V of tile i beside the softmax of tile i + 1.
+  // Two barriers a tile: Q K^T of tile i + 1 | softmax of tile i + 1 beside P V of tile i and the loads of tile i + kAhead,
+  // which would hold up the reads of Q K^T.
   __device__ __forceinline__ void run_plain() {
-    uint32_t stage = 0, stage_load = kAhead * S::kTileBytes;
-    cp_async_wait<S::kStages - 3>();
+    uint32_t stage = 0;
+    cp_async_wait<S::kStages - 3>();  // tiles 0 and 1 are here
     __syncthreads();
-    score_tile_of<false>(0, 0, 0);
+    score_tile_of<false>(stage, 0, 0);
     __syncthreads();
     if (softmaxes) softmax(0);
-    cp_async_wait<S::kStages - 2>();
     __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < num_tiles; ++i) {
-      const uint32_t next = next_stage(stage);
-      if (i + 1 < num_tiles) score_tile_of<true>(next, i + kAhead, stage_load);
+      if (i + 1 < num_tiles) score_tile_of<false>(stage_after(stage, 1), 0, 0);
       __syncthreads();
       rescale(i);
       if (softmaxes && warp < 4 && i + 1 < num_tiles) softmax(i + 1);
+      load_tile(i + kAhead, stage_after(stage, kAhead));
       add_values(i, stage, 0);
       if (softmaxes && warp >= 4 && i + 1 < num_tiles) softmax(i + 1);
       if constexpr (S::kKeyBlocks == 2) add_values(i, stage, 1);
       cp_async_wait<S::kStages - 3>();  // tile i + 2 is here
       __syncthreads();
       if (ends_leaf(i)) flush(i);
-      stage_load = stage;
-      stage = next;
+      stage = stage_after(stage, 1);
     }
   }
 };

@@ -13,18 +13,12 @@ namespace kdtree {
 constexpr int kMaxAttnStreams = 64, kMaxPath = int(kMaxBudget) + 1;
 constexpr uint64_t kTicketMark = uint64_t{0x7bd1f5a3} << 32;
 
-// What the fold must know of a row.
-struct AttnRow {
-  int32_t num_keys;       // -1 for a row that is not valid
-  int32_t folded_leaves;  // leaves before this one were folded up to their group, whose first leaf holds the result; or 0
-};
-
 // One launch: the rows [row_begin, row_begin + num_rows) of the step, whose partial results fit the workspace.
 struct AttnLaunch {
   VerifyAttnArgs a;
   int64_t row_begin, num_rows;
   uint64_t* tickets;      // upper half: a mark that the count in the lower half is this launch's
-  AttnRow* rows;          // [num_rows]
+  int32_t* num_leaves;    // [num_rows], or -1 for a row that is not valid
   float2* stats;          // [num_rows * H, max_leaves]: maximum (of log2), sum
   float* partials;        // [max_leaves, num_rows * H, pitch]
   int64_t max_leaves, pitch;
@@ -33,17 +27,16 @@ struct AttnLaunch {
 
 // Microseconds of one H200 multiprocessor, roughly; they only choose between equal results.
 struct AttnCosts {
-  float per_key[3], per_leaf[3], per_item[3];       // for 16, 32, 64 queries
-  int min_log2_rows, max_log2_rows, max_fold_log2_rows;  // query tiles that the kernel has, and that can fold leaves
+  float per_key[3], per_leaf[3], per_item[3];  // for 16, 32, 64 queries
+  int min_log2_rows, max_log2_rows;            // query tiles that the kernel has
 };
 
 struct AttnItem {
   const char* keys;       // the stream's cache
   int begin, end;         // positions; begin is the first of a leaf
-  int prefix;             // positions from here on lie on the path
+  int prefix, plain_end;  // positions from `prefix` on lie on the path; before plain_end none does, and all are used
   int first_query, num_queries, log2_rows;
   int node, depth;        // of a tail item, else -1
-  bool folds;             // the item's leaves are one group's (or its first ones): one result, in the slot of the first leaf
 };
 
 struct AttnPlan {
@@ -53,7 +46,6 @@ struct AttnPlan {
     int items_end;                    // shared items of the streams up to here
   } streams[kMaxAttnStreams];
   int num_rows, num_tail_items, num_items, tail_log2_rows, shared_log2_rows, log2_unit;
-  bool folds;                         // shared items are whole groups
   int ordered;                        // rows lie as tree_rows makes them
   uint32_t ticket;
   AttnItem item;
@@ -86,44 +78,47 @@ __device__ __forceinline__ void find_run(int end, int log2_unit, int run, AttnIt
   }
 }
 
-__device__ __forceinline__ bool can_fold(const AttnCosts& costs, int log2_rows, int log2_unit) {
-  return log2_unit == kLog2Group && log2_rows <= costs.max_fold_log2_rows;
-}
-
-// The estimated time of the shared items with a query tile of 2^log2_rows and runs of 2^log2_unit: the blocks' work, and the
-// partial results' way to memory and back.
-__device__ float shared_time(const AttnLaunch& launch, const AttnPlan& plan, const AttnCosts& costs, int log2_rows,
-                             int log2_unit) {
+// The estimated time of all items with query tiles of 2^log2_rows and runs of 2^log2_unit for the shared ones: the blocks'
+// work, and the partial results' way to memory and back.
+__device__ float estimate(const AttnLaunch& launch, const AttnPlan& plan, const AttnCosts& costs, int log2_rows,
+                          int log2_unit) {
   constexpr float kCacheBytes = 40e6f, kCacheRate = 8e6f, kMemoryRate = 3e6f;  // bytes, bytes per microsecond
-  const int c = log2_rows - 4, num_heads = int(launch.a.num_heads);
-  const bool folds = can_fold(costs, log2_rows, log2_unit);
-  float total = 0.0f, longest = 0.0f, partials = 0.0f;
-  int items = 0;
+  const int c = log2_rows - 4, tail = plan.tail_log2_rows - 4, num_heads = int(launch.a.num_heads);
+  int items = plan.num_tail_items;
+  const float tail_time = costs.per_item[tail] + 32.0f * costs.per_key[tail];
+  float total = float(items) * tail_time, longest = tail_time, partials = 0.0f;
   for (int s = 0; s < int(launch.a.num_streams); ++s) {
     const AttnPlan::Stream& stream = plan.streams[s];
     if (stream.num_rows == 0 || stream.shared_end <= 0) continue;
     const int queries = stream.num_rows * num_heads, tiles = ceil_shift(queries, log2_rows), end = stream.shared_end;
     const int runs = num_runs(end, log2_unit), leaves = leaf_of(end - 1) + 1;
     const int run_keys = min(end, 1 << max(log2_unit, kLog2FirstLeaf + leaf_region(end - 1)));
-    const float leaf_time = (folds ? 0.3f : 1.0f) * costs.per_leaf[c];
-    total += float(tiles) * (float(end) * costs.per_key[c] + float(leaves) * leaf_time + float(runs) * costs.per_item[c]);
-    longest = fmaxf(longest, float(run_keys) * costs.per_key[c] + leaf_time + costs.per_item[c]);
+    total += float(tiles) *
+             (float(end) * costs.per_key[c] + float(leaves) * costs.per_leaf[c] + float(runs) * costs.per_item[c]);
+    longest = fmaxf(longest, float(run_keys) * costs.per_key[c] + costs.per_leaf[c] + costs.per_item[c]);
     items += tiles * runs;
-    partials += float(queries) * float(folds ? runs : leaves) * float(launch.pitch) * 4.0f;
+    partials += float(queries * leaves) * float(launch.pitch) * 8.0f;  // written and read
   }
-  if (items == 0) return 0.0f;
-  const int rounds = (items + int(gridDim.x) - 1) / int(gridDim.x);
-  return fmaxf(longest, float(rounds) * total / float(items)) +
-         2.0f * partials / (partials > kCacheBytes ? kMemoryRate : kCacheRate);
+  const float blocks = float(gridDim.x);
+  const float work = float(items) <= blocks ? longest : fmaxf(longest, __fdividef(total, blocks) + 0.5f * longest);
+  return work + __fdividef(partials, partials > 2.0f * kCacheBytes ? kMemoryRate : kCacheRate);
 }
 
 // One warp: the query tile and the run length that are estimated fastest, then the items of each stream.
 __device__ void choose_tiles(const AttnLaunch& launch, AttnPlan& plan, const AttnCosts& costs, int lane) {
   const int num_streams = int(launch.a.num_streams), num_heads = int(launch.a.num_heads);
+  int tail = costs.min_log2_rows;  // few rows: short items; many rows: the tile that fits the heads
+  if (plan.num_rows * ceil_shift(num_heads, tail) > int(gridDim.x) / 2)
+    while (tail < costs.max_log2_rows && (1 << tail) < num_heads) ++tail;
+  if (lane == 0) {
+    plan.tail_log2_rows = tail;
+    plan.num_tail_items = plan.num_rows * ceil_shift(num_heads, tail);
+  }
+  __syncwarp();
   const int sizes = costs.max_log2_rows - costs.min_log2_rows + 1;
   const int log2_rows = costs.min_log2_rows + lane % sizes, log2_unit = kLog2FirstLeaf + lane / sizes;
-  const bool taking_part = lane < sizes * kNumLeafRegions;
-  float best_time = taking_part ? shared_time(launch, plan, costs, log2_rows, log2_unit) : INFINITY;
+  float best_time = INFINITY;
+  if (lane < sizes * kNumLeafRegions) best_time = estimate(launch, plan, costs, log2_rows, log2_unit);
   int best = lane;
 #pragma unroll
   for (int offset = kWarp / 2; offset > 0; offset /= 2) {
@@ -131,22 +126,25 @@ __device__ void choose_tiles(const AttnLaunch& launch, AttnPlan& plan, const Att
     const int other = __shfl_xor_sync(0xffffffffu, best, offset);
     if (time < best_time || (time == best_time && other < best)) best_time = time, best = other;
   }
-  if (lane > 0) return;
-  plan.shared_log2_rows = costs.min_log2_rows + best % sizes;
-  plan.log2_unit = kLog2FirstLeaf + best / sizes;
-  plan.folds = can_fold(costs, plan.shared_log2_rows, plan.log2_unit);
+  const int shared_log2_rows = costs.min_log2_rows + best % sizes, shared_log2_unit = kLog2FirstLeaf + best / sizes;
   int items = 0;
-  for (int s = 0; s < num_streams; ++s) {
-    AttnPlan::Stream& stream = plan.streams[s];
-    if (stream.num_rows > 0 && stream.shared_end > 0)
-      items += ceil_shift(stream.num_rows * num_heads, plan.shared_log2_rows) * num_runs(stream.shared_end, plan.log2_unit);
-    stream.items_end = items;
+  for (int first = 0; first < num_streams; first += kWarp) {
+    const int s = first + lane;
+    const bool shares = s < num_streams && plan.streams[s].num_rows > 0 && plan.streams[s].shared_end > 0;
+    int sum = shares ? ceil_shift(plan.streams[s].num_rows * num_heads, shared_log2_rows) *
+                           num_runs(plan.streams[s].shared_end, shared_log2_unit)
+                     : 0;
+#pragma unroll
+    for (int offset = 1; offset < kWarp; offset *= 2) {
+      const int other = __shfl_up_sync(0xffffffffu, sum, offset);
+      if (lane >= offset) sum += other;
+    }
+    if (s < num_streams) plan.streams[s].items_end = items + sum;
+    items += __shfl_sync(0xffffffffu, sum, kWarp - 1);
   }
-  int tail = costs.min_log2_rows;  // few rows: short items; many rows: the tile that fits the heads
-  if (plan.num_rows * ceil_shift(num_heads, tail) > int(gridDim.x))
-    while (tail < costs.max_log2_rows && (1 << tail) < num_heads) ++tail;
-  plan.tail_log2_rows = tail;
-  plan.num_tail_items = plan.num_rows * ceil_shift(num_heads, tail);
+  if (lane > 0) return;
+  plan.shared_log2_rows = shared_log2_rows;
+  plan.log2_unit = shared_log2_unit;
   plan.num_items = plan.num_tail_items + items;
 }
 
@@ -195,7 +193,6 @@ __device__ void find_tail_item(const AttnLaunch& launch, AttnPlan& plan, int ind
   item.log2_rows = plan.tail_log2_rows;
   item.begin = item.end = 0;
   item.node = item.depth = 0;
-  item.folds = false;
   const int s = a.stream[launch.row_begin + row], node = a.node[launch.row_begin + row];
   bool valid = plan.ordered && s >= 0 && s < a.num_streams && node >= 0 && node < a.num_tree_slots;
   valid = valid && plan.streams[s].prefix >= 0 && plan.streams[s].prefix + node < a.num_slots;
@@ -205,13 +202,14 @@ __device__ void find_tail_item(const AttnLaunch& launch, AttnPlan& plan, int ind
     item.prefix = plan.streams[s].prefix;
     item.begin = plan.streams[s].shared_end;
     item.end = item.prefix + depth + 1;
+    item.plain_end = item.prefix;
     item.node = node;
     item.depth = depth;
     item.keys = static_cast<const char*>(a.cache);
     const int64_t row_bytes = (a.latent_dim + a.rope_dim) * (a.dtype == kF32 ? 4 : 2);
     item.keys += s * a.num_slots * row_bytes;
   }
-  if (head == 0) launch.rows[row] = {valid ? item.end : -1, plan.folds ? leaf_of(item.begin) : 0};
+  if (head == 0) launch.num_leaves[row] = valid ? leaf_of(item.end - 1) + 1 : -1;
 }
 
 __device__ void find_shared_item(const AttnLaunch& launch, AttnPlan& plan, int index) {
@@ -227,9 +225,8 @@ __device__ void find_shared_item(const AttnLaunch& launch, AttnPlan& plan, int i
   item.first_query = stream.row_begin * int(a.num_heads) + first;
   item.num_queries = min(1 << plan.shared_log2_rows, queries - first);
   item.log2_rows = plan.shared_log2_rows;
-  item.prefix = item.end;
+  item.prefix = item.plain_end = item.end;
   item.node = item.depth = -1;
-  item.folds = plan.folds;
   const int64_t row_bytes = (a.latent_dim + a.rope_dim) * (a.dtype == kF32 ? 4 : 2);
   item.keys = static_cast<const char*>(a.cache) + s * a.num_slots * row_bytes;
 }

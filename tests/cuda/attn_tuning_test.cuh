@@ -3,7 +3,7 @@
 #include "verify_attn_plan.cuh"
 
 namespace kdtree {
-constexpr AttnCosts kUsualMmaCosts{{0.030f, 0.042f, 0.066f}, {0.5f, 0.7f, 1.3f}, {3.0f, 3.5f, 4.5f}, 4, 6, 5};
+constexpr AttnCosts kUsualMmaCosts{{0.038f, 0.054f, 0.062f}, {0.4f, 0.8f, 1.5f}, {3.0f, 4.5f, 5.5f}, 4, 6};
 inline AttnCosts test_costs = kUsualMmaCosts;
 inline int test_shared_bytes = 1 << 30, test_blocks = 1 << 30;
 }  // namespace kdtree
