@@ -12,7 +12,7 @@ from kdtree_nb import reference
 from kdtree_nb.bench import setting
 from kdtree_nb.bench.eager_torch import EagerModel
 from kdtree_nb.bench.peers import FirstCandidateOnly
-from kdtree_nb.bench.runner import Effort, Measurement, compete, once, require
+from kdtree_nb.bench.runner import Effort, Measurement, clock, compete, once, require
 from kdtree_nb.config import ModelConfig
 from kdtree_nb.drafters import Drafter, NGram
 from kdtree_nb.goldens import load_goldens
@@ -95,18 +95,15 @@ def _numpy_steps(
     state = model.prefill([prompt], NUM_SLOTS)
     start_len = state.prefix_len.copy()
 
-    def sample() -> float:
+    def decode() -> None:
         state.prefix_len[:] = start_len
         token, tokens = np.array(prompt[-1:]), []
-        start = time.perf_counter()
         for _ in range(num_steps):
             token = reference.argmax(model.step(state, token))
-            tokens.append(token[0])
-        seconds = (time.perf_counter() - start) / num_steps
-        texts["numpy"] = [int(t) for t in tokens]
-        return seconds
+            tokens.append(int(token[0]))
+        texts["numpy"] = tokens
 
-    return sample
+    return lambda: clock(decode) / num_steps
 
 
 def _eager_steps(
@@ -114,13 +111,11 @@ def _eager_steps(
 ) -> Callable[[], float]:
     model.prefill(prompt)
 
-    def sample() -> float:
+    def decode() -> None:
         model.length = len(prompt) - 1
-        start = time.perf_counter()
         texts["eager torch"] = model.decode(prompt[-1], num_steps)
-        return (time.perf_counter() - start) / num_steps
 
-    return sample
+    return lambda: clock(decode) / num_steps
 
 
 def _engine_steps(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 
 from kdtree_nb.bench import setting
@@ -12,6 +11,7 @@ from kdtree_nb.bench.peers import accept_python, compact_python, masked_attentio
 from kdtree_nb.bench.runner import Effort, Measurement, compete, per_call, require
 from kdtree_nb.bench.tree_heapq import build_tree_heapq
 from kdtree_nb.native import ops
+from kdtree_nb.speculate.forward import TreeForward
 from kdtree_nb.tree import DraftTree
 
 PREFIX_LEN = 256
@@ -53,12 +53,12 @@ def _linear_contenders(
 def tree_build(effort: Effort) -> list[Measurement]:
     """A tree of budget 64 over 15 depths: the published algorithm in Python against the native one."""
     budget, depth, num_candidates = 64, 15, 64
-    log_probs, ids = setting.random_candidates(depth, num_candidates, vocab_size=4096)
-    tensors = torch.from_numpy(log_probs)[None], torch.from_numpy(ids)[None], torch.tensor([1])
+    log_probs, ids = map(torch.from_numpy, setting.random_candidates(depth, num_candidates, vocab_size=4096))
+    tensors = log_probs[None], ids[None], torch.tensor([1])
     published, tree = build_tree_heapq(log_probs, ids, budget), ops.tree_build(*tensors, budget)
     require(tree.parent[0].tolist() == published.parent, "tree_build", "parents")
-    require(tree.token[0, 1:].tolist() == published.token, "tree_build", "tokens")
-    require(np.array_equal(tree.visibility(0).numpy(), published.visibility), "tree_build", "visibility")
+    require(torch.equal(tree.token[0, 1:], published.token), "tree_build", "tokens")
+    require(torch.equal(tree.visibility(0), published.visibility), "tree_build", "visibility")
     contenders = {
         "heapq": per_call(lambda: build_tree_heapq(log_probs, ids, budget)),
         "native": per_call(lambda: ops.tree_build(*tensors, budget)),
@@ -89,15 +89,15 @@ def verify_sweep(effort: Effort) -> list[Measurement]:
 
 
 def _verify(num_rows: int) -> Callable[[], torch.Tensor]:
-    """The verify stage on a ready tree: rows, target forward, argmax."""
+    """What the engine does with a ready tree: one target forward over its rows, and their greedy choices."""
     model = setting.model("tiny")
     cache, prefix_len, bonus = setting.scene(model, PREFIX_LEN)
     tree = setting.random_tree(num_rows, bonus, model.config.vocab_size)
+    forward = TreeForward(model, cache, prefix_len)
 
     @torch.inference_mode()
     def verify() -> torch.Tensor:
-        rows = ops.tree_rows(tree, prefix_len)
-        return ops.argmax(model.forward(rows, tree, cache, prefix_len))
+        return forward(tree, num_rows)[1]
 
     return verify
 
