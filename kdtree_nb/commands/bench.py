@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.list:
         for name, group in bench.GROUPS.items():
-            print(f"{name:16}{(group.__doc__ or '').partition('.')[0]}")
+            print(f"{name:16}{' '.join((group.__doc__ or '').split()).partition('. ')[0].rstrip('.')}")
         return 0
     unknown = sorted(set(args.group or ()) - set(bench.GROUPS))
     if unknown:

@@ -81,9 +81,9 @@ class TextPrinter:
         self._write("".join([self.decoder.push(token) for token in tokens]))
 
     def finish(self) -> None:
-        """Print what still waits, and end the line."""
+        """Print what still waits, and end the line that was begun."""
         self._write(self.decoder.finish())
-        if self.last != "\n":
+        if self.last not in ("", "\n"):
             self._write("\n")
 
     def _write(self, text: str) -> None:
