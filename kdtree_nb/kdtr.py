@@ -139,7 +139,8 @@ def write_atomically(path: str | os.PathLike, chunks: Iterable[Any]) -> None:
 class KdtrFile:
     """An open, memory-mapped KDTR file: `.path`, `.metadata` (dict), `.names`; `name in file`, `for name in file`.
 
-    Arrays are read-only views of the mapped file, which stays mapped as long as one of them lives.
+    Arrays are read-only views of the mapped file, which stays mapped as long as one of them lives. `write_kdtr` may
+    overwrite an open file, since it replaces it; cutting an open file short in place would crash its readers.
     """
 
     def __init__(self, path: str | os.PathLike) -> None:

@@ -1,7 +1,7 @@
 """Sphinx directives that fill the appendices from the package itself.
 
 `{api} module` lists a module's public names with signatures and docstrings, `{docstring} module` shows one docstring,
-`{records} folder` tabulates recorded benchmarks. Docstrings are plain text, so they are shown as they stand.
+`{records} folder` tabulates recorded benchmarks, `{machine}` names the machine that builds the pages. Docstrings are plain text, so they are shown as they stand.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import platform
 import shutil
 from importlib import metadata
 from pathlib import Path
@@ -103,6 +104,18 @@ class Records(SphinxDirective):
         return [_table(rows)] if paths else [nodes.paragraph("", "No benchmark has been recorded yet.")]
 
 
+class Machine(SphinxDirective):
+    """`{machine}`: what these pages were built on."""
+
+    def run(self) -> list[nodes.Node]:
+        """Build the table: hardware and versions."""
+        from kdtree_nb.viz import device_label
+
+        versions = [[name, metadata.version(name)] for name in ("torch", "numpy", "jupyter-book")]
+        rows = [["", "these pages"], ["hardware", device_label()], ["Python", platform.python_version()], *versions]
+        return [_table(rows)]
+
+
 def _table(rows: list[list[str]]) -> nodes.table:
     group = nodes.tgroup(cols=len(rows[0]))
     group += [nodes.colspec(colwidth=1) for _ in rows[0]]
@@ -138,4 +151,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("api", Api)
     app.add_directive("docstring", Docstring)
     app.add_directive("records", Records)
+    app.add_directive("machine", Machine)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -64,10 +64,25 @@ def use_theme() -> None:
         from matplotlib_inline.backend_inline import set_matplotlib_formats
     except ImportError:  # a plain script: the style alone
         return
-    if get_ipython() is not None and hasattr(get_ipython(), "kernel"):
-        get_ipython().run_line_magic("matplotlib", "inline")
-        matplotlib.rcParams.update(_STYLE)
-        set_matplotlib_formats("svg", facecolor="none")
+    shell = get_ipython()
+    if shell is None or not hasattr(shell, "kernel"):
+        return
+    shell.run_line_magic("matplotlib", "inline")
+    matplotlib.rcParams.update(_STYLE)
+    set_matplotlib_formats("svg", facecolor="none")
+    formatter = shell.display_formatter.formatters["image/svg+xml"]
+    formatter.for_type(Figure, _rendered_once(formatter.lookup_by_type(Figure)))
+
+
+def _rendered_once(render: Callable[[Figure], str]) -> Callable[[Figure], str]:
+    """A figure that a cell returns would be shown twice: as the cell's value and as an open figure. So close it."""
+
+    def render_and_close(fig: Figure) -> str:
+        picture = render(fig)
+        plt.close(fig)
+        return picture
+
+    return render_and_close
 
 
 def figure(width: float = 7.0, height: float = 3.4, columns: int = 1) -> tuple[Figure, Axes | Sequence[Axes]]:

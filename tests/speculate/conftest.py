@@ -8,22 +8,26 @@ import torch
 
 from kdtree_nb import Engine
 from kdtree_nb.drafters.base import StreamDraft, stack
+from kdtree_nb.goldens import load_goldens
 
 NUM_TOKENS = 24
-TEXTS = (
-    "def mean(values):\n    return sum(values) / len(values)\n\n\ndef ",
-    "x = 1\n" * 12,
-    "import os\n",
-)
 
 
 @pytest.fixture(scope="session")
-def prompts():
-    """Model name -> 3 prompts of different lengths; the second repeats itself."""
-    rng = np.random.default_rng(11)
-    odd = [rng.integers(0, 331, n).tolist() for n in (40, 17, 5)]
-    odd[1] = odd[1][:8] * 9
-    return {"tiny": [list(text.encode()) for text in TEXTS], "tiny2": odd}
+def golden_texts():
+    """Model name -> 3 goldens of different prompt lengths, the longest first."""
+    chosen = {}
+    for name in ("tiny", "tiny2"):
+        by_length = sorted(load_goldens(name), key=lambda golden: -len(golden.prompt))
+        chosen[name] = [by_length[i] for i in (0, len(by_length) // 2, -1)]
+        assert len({len(golden.prompt) for golden in chosen[name]}) == 3
+    return chosen
+
+
+@pytest.fixture(scope="session")
+def prompts(golden_texts):
+    """Model name -> the prompts of its `golden_texts`."""
+    return {name: [golden.prompt for golden in goldens] for name, goldens in golden_texts.items()}
 
 
 @pytest.fixture(scope="session")

@@ -70,6 +70,13 @@ def check(model, drafter, budget, expected, prompts):
         assert alone.stats.num_target_forwards == 3 and alone.stats.tokens_per_step == 8.0
 
 
+def test_ar_is_golden(model, ar, golden_texts, request):
+    """So that what is equal to AR in this module is equal to the golden."""
+    model_name = request.node.callspec.params["model"]
+    for got, golden in zip(ar(model_name), golden_texts[model_name], strict=True):
+        assert got.tokens == golden.tokens[:24]
+
+
 def test_ar_is_the_same_alone_and_in_a_batch(model, ar, prompts, request):
     model_name = request.node.callspec.params["model"]
     together = Engine(model).generate_ar(prompts[model_name], 24, return_logits=True, stop_token_ids=())
@@ -99,10 +106,11 @@ def test_the_number_of_threads_does_not_change_a_bit(model, num_threads, ar, pro
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(num_threads)
-        got = Engine(model).generate_ar(prompts[model_name][0], 24, return_logits=True, stop_token_ids=())
+        got = Engine(model).generate_ar(prompts[model_name][0], 6, return_logits=True, stop_token_ids=())
     finally:
         torch.set_num_threads(before)
-    assert_same(got, ar(model_name)[0])
+    want = ar(model_name)[0]
+    assert got.tokens == want.tokens[:6] and torch.equal(got.logits, want.logits[:6])
 
 
 def test_texts_are_worth_comparing(ar):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import nbformat
 import pytest
 import torch
 from matplotlib.colors import to_rgb
+from nbclient import NotebookClient
 
 from kdtree_nb import viz
 from kdtree_nb.viz import theme
@@ -66,3 +68,23 @@ def test_use_theme_outside_a_notebook_sets_the_style(monkeypatch):
     with matplotlib.rc_context():
         viz.use_theme()
         assert matplotlib.rcParams["text.color"] == theme.GREY
+
+
+NOTEBOOK = """
+import io
+from kdtree_nb import viz
+viz.use_theme()
+def draw():
+    return viz.plot_lines([1, 2], {"a": [1, 2]}, x_label="x", y_label="y")
+"""
+
+
+LAST_LINES = ("draw()", "draw();", "fig = draw()", "fig, ax = viz.figure(); ax.plot([1])")
+
+
+def test_a_notebook_shows_a_figure_once_and_as_svg():
+    cells = [nbformat.v4.new_code_cell(source) for source in (NOTEBOOK, *LAST_LINES)]
+    notebook = NotebookClient(nbformat.v4.new_notebook(cells=cells), timeout=60).execute()
+    for cell in notebook.cells[1:]:
+        kinds = [kind for output in cell.outputs for kind in output.get("data", {}) if kind.startswith("image/")]
+        assert kinds == ["image/svg+xml"], cell.source
