@@ -24,18 +24,17 @@ def rejects(checker: Checker, wrong_answers: Sequence[Any]) -> None:
     print(f"{_name(checker)} rejects {len(wrong_answers)} planted wrong answers")
 
 
-def attempt(checker: Checker, answer: Any) -> bool:
-    """Check the reader's answer and print the verdict; True if it is right. `raise NotImplementedError` = not tried."""
+def attempt(checker: Checker, answer: Any) -> None:
+    """Check the reader's answer and print the verdict: right, not right yet, or not tried yet (NotImplementedError)."""
     try:
         checker(answer)
     except NotImplementedError:
-        print(f"{_name(answer)}: not tried yet")
-        return False
+        verdict = "not tried yet"
     except AssertionError as error:
-        print(f"{_name(answer)}: not right yet. {str(error).partition(chr(10))[0]}")
-        return False
-    print(f"{_name(answer)}: right")
-    return True
+        verdict = f"not right yet. {str(error).partition(chr(10))[0]}"
+    else:
+        verdict = "right"
+    print(f"{_name(answer)}: {verdict}")
 
 
 def _name(thing: Any) -> str:
