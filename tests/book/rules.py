@@ -194,6 +194,8 @@ def _figure_problems(cells: list[Cell]) -> Iterator[str]:
         figure = settings.get("figure", {})
         if count > 1:
             yield f"cell {cell['id']}: {count} figures, expected one per cell"
+        if any("data" in o for o in cell["outputs"] if not _num_figures({"outputs": [o]})):
+            yield f"cell {cell['id']}: shows a value beside its figure (with a caption of its own): end it with the figure"
         if len(str(settings.get("image", {}).get("alt", "")).split()) < 4:
             yield f"cell {cell['id']}: mystnb.image.alt: expected a sentence, got {settings.get('image')}"
         if len(str(figure.get("caption", "")).split()) < 4:
