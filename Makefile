@@ -23,7 +23,7 @@ PAGES := _config.yml $(shell find book -type f -not -name '*.ipynb' -not -path '
 DATA := $(shell find data -type f)
 TOOLS := $(wildcard tests/book/*.py)
 
-.PHONY: help env kernels test unit notebooks book chapter lint lab demo bench lock clean
+.PHONY: help env kernels test unit notebooks book chapter lint lab demo bench picture lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -71,6 +71,8 @@ book: $(HTML)  ## execute every chapter and render the book to build/html/index.
 	@echo 'the book: $(HTML)'
 
 chapter: env  ## execute, check and render one chapter: make chapter CHAPTER=03_draft_trees
+	ruff check --fix book/$(CHAPTER).ipynb
+	ruff format book/$(CHAPTER).ipynb
 	python tests/book/nbcheck.py --fix book/$(CHAPTER).ipynb
 	python -m tests.book.prepare $(BUILD)/chapter/book --chapter $(CHAPTER)
 	pytest --nbmake --overwrite -p no:cacheprovider $(BUILD)/chapter/book
@@ -95,6 +97,9 @@ demo: kernels  ## AR and DDTree decoding side by side, on a real prompt
 
 bench: kernels  ## record benchmarks of this machine in data/benchmarks/
 	kdtree-nb bench $(ARGS)
+
+picture: kernels  ## draw the picture of the README and the cover from data/benchmarks/
+	python -m kdtree_nb.viz.result book/_static/result.svg
 
 lock:  ## write constraints.txt from the packages in .venv
 	{ echo '# Every package that `make env` installs, pinned. Written by `make lock`.'; \

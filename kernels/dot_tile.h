@@ -1,7 +1,6 @@
 // The inner product of linear and moe_experts: a tile of rows times blocks of 16 packed outputs, one segment at a time.
 #pragma once
-#include <type_traits>
-
+#include "constant.h"
 #include "segments.h"
 #include "vec16.h"
 
@@ -63,14 +62,6 @@ inline void tile_totals(const float* const* x, const Float* weight, int64_t num_
     for (int r = 0; r < kRows; ++r)
       for (int b = 0; b < kBlocks; ++b) emit(r, b, acc[r][b]);
   });
-}
-
-// Calls visit(integral constant equal to count), 1 <= count <= kMax.
-template <int kMax, class Visit>
-inline void with_constant(int count, Visit&& visit) {
-  if constexpr (kMax > 1)
-    if (count < kMax) return with_constant<kMax - 1>(count, visit);
-  visit(std::integral_constant<int, kMax>());
 }
 
 // Cuts `count` rows into the fewest tiles of at most kTileRows, all of nearly the same height, and calls

@@ -1,9 +1,8 @@
 // linear: out[t, g] = W[g] x[t, g] (+ residual). Bound by the memory of the weights for few rows, by fma for many.
-#include <memory>
-
 #include "dot_tile.h"
 #include "op_args.h"
 #include "parallel.h"
+#include "scratch.h"
 
 namespace kdtree {
 namespace {
@@ -87,7 +86,7 @@ void linear(const LinearArgs& a) {
   const int64_t num_blocks = a.num_groups * num_blocks_of(a.num_out);
   const int num_threads = threads_for(product_work(a.num_rows, num_blocks * kLanes * a.num_in), a.num_threads);
   const int64_t scratch_size = sizeof(Float) == 4 ? 0 : std::min(kChunkRows, a.num_rows) * a.num_in;
-  const std::unique_ptr<float[]> scratch(new float[scratch_size * num_threads]);
+  const Floats scratch = new_floats(scratch_size * num_threads);
   const bool by_rows = num_blocks < 2 * num_threads && a.num_rows >= num_threads * kTileRows;
   run_threads(num_threads, [&](int thread) {
     const auto share = [&](int64_t count, int i) { return count * i / num_threads; };

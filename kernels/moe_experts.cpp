@@ -2,12 +2,12 @@
 // them. Three phases: gate and up projections, swiglu, down projection. The down projection keeps its 8 segment sums
 // apart per row and adds the experts inside each segment; see op_args.h for the order of additions.
 #include <cstring>
-#include <memory>
 #include <vector>
 
 #include "dot_tile.h"
 #include "op_args.h"
 #include "parallel.h"
+#include "scratch.h"
 #include "swiglu.h"
 
 namespace kdtree {
@@ -32,22 +32,21 @@ struct Plan {
   std::vector<float> weight;        // per pair
   std::vector<const float*> x;      // per pair: the row's D inputs in FP32
   std::vector<float*> hidden;       // per pair: 2 * width values, gates then ups; swiglu's product replaces the gates
-  std::unique_ptr<float[]> hidden_values, widened;
+  Floats hidden_values, widened;
 };
 
-inline const float* in_fp32(const float* x, int64_t, std::unique_ptr<float[]>&) { return x; }
+inline const float* in_fp32(const float* x, int64_t, Floats&) { return x; }
 
-inline const float* in_fp32(const Bf16* x, int64_t count, std::unique_ptr<float[]>& widened) {
-  widened.reset(new float[count]);
+inline const float* in_fp32(const Bf16* x, int64_t count, Floats& widened) {
+  widened = new_floats(count);
   for (int64_t i = 0; i < count; ++i) widened[i] = widen(x[i]);
   return widened.get();
 }
 
+// Sorts the pairs by expert and lists the experts that have any.
 template <class Float>
-Plan<Float> make_plan(const MoeExpertsArgs& a) {
-  Plan<Float> plan;
-  const int64_t routed = a.num_rows * a.top_k, shared = a.shared_gate_up ? a.num_rows : 0;
-  std::vector<int64_t> next(a.num_experts + 1, 0);
+void sort_pairs(const MoeExpertsArgs& a, int64_t routed, int64_t shared, Plan<Float>& plan) {
+  std::vector<int64_t> next(a.num_experts + 1, 0);  // per expert: its first pair, later the next free one
   for (int64_t i = 0; i < routed; ++i) ++next[a.expert_id[i] + 1];
   for (int64_t e = 0; e < a.num_experts; ++e) {
     const int64_t first = next[e], count = next[e + 1];
@@ -58,23 +57,26 @@ Plan<Float> make_plan(const MoeExpertsArgs& a) {
     plan.experts.push_back({static_cast<const Float*>(a.gate_up) + e * gate_up_size,
                             static_cast<const Float*>(a.down) + e * down_size, a.width, first, count});
   }
+  if (shared)
+    plan.experts.push_back({static_cast<const Float*>(a.shared_gate_up), static_cast<const Float*>(a.shared_down),
+                            a.shared_width, routed, shared});
   plan.row.resize(routed + shared);
-  plan.weight.resize(routed + shared);
+  plan.weight.resize(routed + shared, 1.0f);
   for (int64_t i = 0; i < routed; ++i) {
     const int64_t pair = next[a.expert_id[i]]++;
     plan.row[pair] = int32_t(i / a.top_k);
     plan.weight[pair] = a.weight[i];
   }
-  for (int64_t t = 0; t < shared; ++t) {
-    plan.row[routed + t] = int32_t(t);
-    plan.weight[routed + t] = 1.0f;
-  }
-  if (shared)
-    plan.experts.push_back({static_cast<const Float*>(a.shared_gate_up), static_cast<const Float*>(a.shared_down),
-                            a.shared_width, routed, shared});
+  for (int64_t t = 0; t < shared; ++t) plan.row[routed + t] = int32_t(t);
+}
 
+template <class Float>
+Plan<Float> make_plan(const MoeExpertsArgs& a) {
+  Plan<Float> plan;
+  const int64_t routed = a.num_rows * a.top_k, shared = a.shared_gate_up ? a.num_rows : 0;
+  sort_pairs(a, routed, shared, plan);
   const float* x = in_fp32(static_cast<const Float*>(a.x), a.num_rows * a.dim, plan.widened);
-  plan.hidden_values.reset(new float[2 * (routed * a.width + shared * a.shared_width)]);
+  plan.hidden_values = new_floats(2 * (routed * a.width + shared * a.shared_width));
   float* hidden = plan.hidden_values.get();
   plan.x.resize(routed + shared);
   plan.hidden.resize(routed + shared);
@@ -184,7 +186,7 @@ void moe_experts(const MoeExpertsArgs& a) {
 
   const int num_threads = threads_for(down_work, a.num_threads);
   const int64_t sums_size = a.num_rows * kNumSegments * kTileBlocks * kLanes;
-  const std::unique_ptr<float[]> sums(new float[num_threads * sums_size]);
+  const Floats sums = new_floats(num_threads * sums_size);
   run_tasks(num_threads, down_panels.size(), [&](int64_t i, int thread) {
     with_panel_width(down_panels[i].width, [&](auto blocks) {
       down_panel<Float, blocks>(a, plan, down_panels[i].block, sums.get() + thread * sums_size);

@@ -1,9 +1,10 @@
-// moe_route: scores of all experts, the top_k of score + bias (equal: lower id), their weights in ascending id.
+// moe_route: scores of all experts, the top_k of score + bias (equal: lower id), their weights in ascending id. They are
+// summed in that order for renormalisation.
 #include <cmath>
 #include <limits>
-#include <memory>
 
 #include "op_args.h"
+#include "scratch.h"
 #include "vec16.h"
 
 namespace kdtree {
@@ -67,7 +68,7 @@ void route_row(const MoeRouteArgs& a, int64_t row, float* scores, float* keys) {
 int moe_route_cpu(const MoeRouteArgs& a) {
   if (a.top_k < 1 || a.top_k > a.num_experts) return kUnsupported;
   if (a.scoring != kSoftmax && a.scoring != kSigmoid) return kUnsupported;
-  const std::unique_ptr<float[]> scratch(new float[2 * a.num_experts]);
+  const Floats scratch = new_floats(2 * a.num_experts);
   for (int64_t t = 0; t < a.num_rows; ++t) route_row(a, t, scratch.get(), scratch.get() + a.num_experts);
   return kOk;
 }

@@ -62,14 +62,17 @@ inline float sum_lanes(Vec16 a) {
 }
 
 // Lane j of the result is sum_lanes(rows[j]), added in the same order: halves of two rows share a vector at each level.
-inline Vec16 sum_lanes_of_16(const Vec16* rows) {
+inline Vec16 sum_lanes_of_16(const Vec16 (&rows)[kLanes]) {
   __m512 a[8], b[4], c[2];
+#pragma GCC unroll 8
   for (int i = 0; i < 8; ++i)  // row i in lanes 0-7, row i+8 in lanes 8-15
     a[i] = _mm512_add_ps(_mm512_shuffle_f32x4(rows[i].v, rows[i + 8].v, 0x44),
                          _mm512_shuffle_f32x4(rows[i].v, rows[i + 8].v, 0xee));
+#pragma GCC unroll 4
   for (int i = 0; i < 4; ++i)  // 128-bit parts: rows i, i+4, i+8, i+12
     b[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a[i], a[i + 4], 0x88), _mm512_shuffle_f32x4(a[i], a[i + 4], 0xdd));
   // parts are now in the order i, i+8, i+4, i+12
+#pragma GCC unroll 2
   for (int i = 0; i < 2; ++i)  // within a part: lanes 0,1 of row i, then of row i+2
     c[i] = _mm512_add_ps(_mm512_shuffle_ps(b[i], b[i + 2], 0x44), _mm512_shuffle_ps(b[i], b[i + 2], 0xee));
   const __m512 d = _mm512_add_ps(_mm512_shuffle_ps(c[0], c[1], 0x88), _mm512_shuffle_ps(c[0], c[1], 0xdd));
@@ -213,7 +216,7 @@ inline float sum_lanes(Vec16 a) {
   return x[0];
 }
 
-inline Vec16 sum_lanes_of_16(const Vec16* rows) {
+inline Vec16 sum_lanes_of_16(const Vec16 (&rows)[kLanes]) {
   float sums[kLanes];
   for (int i = 0; i < kLanes; ++i) sums[i] = sum_lanes(rows[i]);
   return Vec16::load(sums);

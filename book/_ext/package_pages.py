@@ -1,7 +1,8 @@
 """Sphinx directives that fill the appendices from the package itself.
 
 `{api} module` lists a module's public names with signatures and docstrings, `{docstring} module` shows one docstring,
-`{records} folder` tabulates recorded benchmarks, `{machine}` names the machine that builds the pages. Docstrings are plain text, so they are shown as they stand.
+`{records} folder` tabulates recorded benchmarks, `{machine}` names the machine that builds the pages. Docstrings are
+plain text, so they are shown as they stand.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ def public_names(module: Any) -> list[str]:
     """Names in `__all__`, or else the functions and classes that the module itself defines."""
     if hasattr(module, "__all__"):
         return sorted(module.__all__, key=str.lower)
-    own = [n for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__]
+    own = [
+        n
+        for n, v in vars(module).items()
+        if getattr(v, "__module__", None) == module.__name__
+    ]
     return sorted(n for n in own if not n.startswith("_"))
 
 
@@ -33,7 +38,12 @@ def _signature(name: str, thing: Any) -> str:
         text = f"{name}{inspect.signature(thing)}"
     except (TypeError, ValueError):
         return name
-    return text.replace("(self, ", "(").replace("(self)", "()").replace("torch.Tensor", "Tensor").replace("'", "")
+    return (
+        text.replace("(self, ", "(")
+        .replace("(self)", "()")
+        .replace("torch.Tensor", "Tensor")
+        .replace("'", "")
+    )
 
 
 def _text_block(text: str) -> nodes.literal_block:
@@ -65,12 +75,20 @@ class Api(SphinxDirective):
         title = nodes.literal_block(signature, signature, classes=["signature"])
         title["language"] = "python"
         identity = nodes.make_id(f"{self.arguments[0]}.{name}")
-        return [nodes.target("", "", ids=[identity]), title, _text_block(inspect.getdoc(thing) or "")]
+        return [
+            nodes.target("", "", ids=[identity]),
+            title,
+            _text_block(inspect.getdoc(thing) or ""),
+        ]
 
     def _methods(self, name: str, thing: type) -> list[nodes.Node]:
         result: list[nodes.Node] = []
         for method, value in vars(thing).items():
-            if not method.startswith("_") and inspect.isfunction(value) and value.__doc__:
+            if (
+                not method.startswith("_")
+                and inspect.isfunction(value)
+                and value.__doc__
+            ):
                 result += self._entry(f"{name}.{method}", value)
         return result
 
@@ -82,7 +100,11 @@ class Docstring(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Show it as it stands."""
-        return [_text_block(inspect.getdoc(importlib.import_module(self.arguments[0])) or "")]
+        return [
+            _text_block(
+                inspect.getdoc(importlib.import_module(self.arguments[0])) or ""
+            )
+        ]
 
 
 class Records(SphinxDirective):
@@ -100,8 +122,20 @@ class Records(SphinxDirective):
         for path in paths:
             record = json.loads(path.read_text(encoding="utf-8"))
             versions = ", ".join(f"{k} {v}" for k, v in record["versions"].items())
-            rows.append([path.stem, record["device"], record["date"][:10], versions, record["command"]])
-        return [_table(rows)] if paths else [nodes.paragraph("", "No benchmark has been recorded yet.")]
+            rows.append(
+                [
+                    path.stem,
+                    record["device"],
+                    record["date"][:10],
+                    versions,
+                    record["command"],
+                ]
+            )
+        return (
+            [_table(rows)]
+            if paths
+            else [nodes.paragraph("", "No benchmark has been recorded yet.")]
+        )
 
 
 class Machine(SphinxDirective):
@@ -111,8 +145,16 @@ class Machine(SphinxDirective):
         """Build the table: hardware and versions."""
         from kdtree_nb.viz import device_label
 
-        versions = [[name, metadata.version(name)] for name in ("torch", "numpy", "jupyter-book")]
-        rows = [["", "these pages"], ["hardware", device_label()], ["Python", platform.python_version()], *versions]
+        versions = [
+            [name, metadata.version(name)]
+            for name in ("torch", "numpy", "jupyter-book")
+        ]
+        rows = [
+            ["", "these pages"],
+            ["hardware", device_label()],
+            ["Python", platform.python_version()],
+            *versions,
+        ]
         return [_table(rows)]
 
 
@@ -123,7 +165,11 @@ def _table(rows: list[list[str]]) -> nodes.table:
     for number, cells in enumerate(rows):
         row = nodes.row()
         for column, text in enumerate(cells):
-            inner = nodes.literal("", text) if number and column == len(cells) - 1 else nodes.Text(text)
+            inner = (
+                nodes.literal("", text)
+                if number and column == len(cells) - 1
+                else nodes.Text(text)
+            )
             row += nodes.entry("", nodes.paragraph("", "", inner))
         (body if number else head).append(row)
     group += [head, body]
@@ -134,9 +180,18 @@ def copy_mathjax(app: Sphinx, error: Exception | None) -> None:
     """Put the parts of MathJax that the pages load beside them, so that formulas need no network."""
     if error is not None or app.builder.format != "html":
         return
-    script = next(f for f in metadata.files("sphinx-mathjax-offline") or () if f.name == "tex-chtml.js")
+    script = next(
+        f
+        for f in metadata.files("sphinx-mathjax-offline") or ()
+        if f.name == "tex-chtml.js"
+    )
     source = Path(script.locate()).parent
-    for part in ("tex-chtml.js", "a11y/assistive-mml.js", "input/tex/extensions", "output/chtml/fonts"):
+    for part in (
+        "tex-chtml.js",
+        "a11y/assistive-mml.js",
+        "input/tex/extensions",
+        "output/chtml/fonts",
+    ):
         target = Path(app.outdir) / "_static" / "mathjax" / part
         target.parent.mkdir(parents=True, exist_ok=True)
         if (source / part).is_dir():

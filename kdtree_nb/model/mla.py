@@ -44,29 +44,32 @@ class Attention:
         self.w_kc = ops.pack_linear(w_kc.transpose(1, 2).contiguous())
         self.w_vc = ops.pack_linear(w_vc.contiguous())
         self.o_proj = ops.pack_linear(o_proj)
-        width = H * (nope + rope) + C + rope
-        self.q_nope_view = (H, nope), (width, nope, 1), 0
-        self.q_rope_view = (H, rope), (width, rope, 1), H * nope
-        self.latent_view = (C,), (width, 1), H * (nope + rope)
-        self.k_rope_view = (1, rope), (width, rope, 1), H * (nope + rope) + C
+        self.num_heads, self.nope_dim, self.rope_dim, self.latent_dim = H, nope, rope, C
         self.value_dim = H * v
 
     def __call__(
         self, x: torch.Tensor, rows: ops.Rows, tree: DraftTree, cache: LatentCache, prefix_len: torch.Tensor
     ) -> torch.Tensor:
         """x [T, D] -> [T, D]. Each row sees its stream's prefix, its ancestors and itself, so it is cached first."""
-        T = x.shape[0]
         q_kv = ops.linear(ops.rms_norm(x, self.norm, self.eps), self.q_kv_a)
-        q_latent = ops.linear_heads(_view(q_kv, T, self.q_nope_view), self.w_kc)
-        q_rope = ops.rope(_view(q_kv, T, self.q_rope_view), self.cos_sin, rows.position)
-        latent = ops.rms_norm(_view(q_kv, T, self.latent_view), self.kv_norm, self.eps)
-        k_rope = ops.rope(_view(q_kv, T, self.k_rope_view), self.cos_sin, rows.position)
+        q_nope, q_rope, latent, k_rope = self.split(q_kv)
+        q_latent = ops.linear_heads(q_nope, self.w_kc)
+        q_rope = ops.rope(q_rope, self.cos_sin, rows.position)
+        latent = ops.rms_norm(latent, self.kv_norm, self.eps)
+        k_rope = ops.rope(k_rope, self.cos_sin, rows.position)
         cache.append(self.layer, latent, k_rope.squeeze(1), rows)
         attended = ops.verify_attn(q_latent, q_rope, cache.layers[self.layer], rows, tree, prefix_len, self.scale)
         value = ops.linear_heads(attended, self.w_vc)
-        return ops.linear(value.view(T, self.value_dim), self.o_proj, x)
+        return ops.linear(value.view(-1, self.value_dim), self.o_proj, x)
 
-
-def _view(x: torch.Tensor, num_rows: int, view: tuple[tuple[int, ...], tuple[int, ...], int]) -> torch.Tensor:
-    shape, stride, offset = view
-    return x.as_strided((num_rows, *shape), stride, offset)
+    def split(self, q_kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Views of the T joint rows: q_nope [T, H, nope], q_rope [T, H, R], latent [T, C], k_rope [T, 1, R]."""
+        T, width = q_kv.shape
+        H, nope, R, C = self.num_heads, self.nope_dim, self.rope_dim, self.latent_dim
+        view = q_kv.as_strided
+        return (
+            view((T, H, nope), (width, nope, 1)),
+            view((T, H, R), (width, R, 1), H * nope),
+            view((T, C), (width, 1), H * (nope + R)),
+            view((T, 1, R), (width, R, 1), H * (nope + R) + C),
+        )

@@ -17,8 +17,12 @@ class ByteTokenizer:
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of `token_ids`; bytes that are not valid UTF-8 become U+FFFD, so that it never fails."""
-        decoder = StreamDecoder()
+        decoder = self.stream()
         return "".join([decoder.push(t) for t in token_ids]) + decoder.finish()
+
+    def stream(self) -> StreamDecoder:
+        """A decoder of ids that arrive one by one."""
+        return StreamDecoder()
 
 
 class StreamDecoder:

@@ -10,7 +10,8 @@ import torch
 from kdtree_nb.drafters import DraftCandidates, DraftContext, Drafter
 from kdtree_nb.model import Model
 from kdtree_nb.native import ops
-from kdtree_nb.speculate.drafting import chain_trees, check_tokens, tree_from_candidates, tree_from_drafter
+from kdtree_nb.speculate.drafting import chain_trees, check_tokens, root_trees, tree_from_candidates, tree_from_drafter
+from kdtree_nb.speculate.forward import TreeForward
 from kdtree_nb.speculate.stats import STAGES, StepRecord, timed
 from kdtree_nb.speculate.stream import Stream
 from kdtree_nb.tree import DraftTree
@@ -20,10 +21,11 @@ PREFILL_CHUNK_TOKENS = 256
 
 
 class Verified(NamedTuple):
-    """The target's view of a tree: logits f32 [T, V] of its rows, target_token i64 [S, N]."""
+    """The target's view of trees: logits f32 [T, V] of their rows, target_token i64 [S, N], num_nodes per stream."""
 
     logits: torch.Tensor
     target_token: torch.Tensor
+    num_nodes: list[int]
 
 
 class Accepted(NamedTuple):
@@ -53,11 +55,9 @@ class Batch:
         S, device = len(streams), model.device
         self.prefix_len = torch.zeros(S, dtype=torch.int32, device=device)
         self.bonus = torch.tensor([s.tokens[-1] for s in streams], device=device)
-        self.no_budget = torch.zeros(S, dtype=torch.int32, device=device)
-        self.no_candidates = DraftCandidates(
-            torch.empty(S, 0, 0, device=device), torch.empty(S, 0, 0, dtype=torch.int64, device=device)
-        )
+        self.roots = root_trees(self.bonus)
         self.cache = model.new_cache(S, max(s.max_tokens for s in streams) + 1 + self.max_budget)
+        self.forward = TreeForward(model, self.cache, self.prefix_len)
         self._retire()
 
     def _retire(self) -> None:
@@ -113,7 +113,8 @@ class Batch:
         if isinstance(draft, DraftTree):
             tree = tree_from_drafter(self, draft)
         elif draft is None or draft.log_probs.shape[1] == 0:
-            tree = ops.tree_build(*self.no_candidates, self.bonus, self.no_budget, 0)
+            r = self.roots
+            return DraftTree(self.bonus.unsqueeze(1), r.parent, r.depth, r.log_prob, r.ancestor_bits, self.active)
         else:
             tree = tree_from_candidates(self, draft)
         if not self.all_running:
@@ -123,17 +124,17 @@ class Batch:
     @timed("verify")
     def verify(self, tree: DraftTree) -> Verified:
         """One target forward over the rows of the trees, and its greedy choice after every node."""
-        rows = ops.tree_rows(tree, self.prefix_len)
+        num_nodes = tree.num_nodes.tolist()
         try:
-            logits = self.model.forward(rows, tree, self.cache, self.prefix_len)
+            logits, token = self.forward(tree, sum(num_nodes))
         except ValueError as error:
-            check_tokens(self, rows, error)
+            check_tokens(self, tree, error)
             raise
-        token = ops.argmax(logits)
         if token.shape[0] == tree.token.numel():
-            return Verified(logits, token.view(tree.token.shape))
+            return Verified(logits, token.view(tree.token.shape), num_nodes)
         used = torch.arange(tree.token.shape[1], device=token.device) < tree.num_nodes.unsqueeze(1)
-        return Verified(logits, torch.full_like(tree.token, -1).masked_scatter_(used, token))
+        target_token = torch.full_like(tree.token, -1).masked_scatter_(used, token)
+        return Verified(logits, target_token, num_nodes)
 
     @timed("accept")
     def accept(self, tree: DraftTree, verified: Verified) -> Accepted:
@@ -141,11 +142,11 @@ class Batch:
         path, num_accepted, next_token = ops.tree_accept(tree, verified.target_token, tree.max_budget)
         paths = [p[:n] for p, n in zip(path.tolist(), num_accepted.tolist(), strict=True)]
         self._emit(tree, verified, paths)
-        must_move = any(p != list(range(1, len(p) + 1)) for p in paths)
+        must_move = any(p and p != list(range(1, len(p) + 1)) for p in paths)
         return Accepted(path, num_accepted, next_token, must_move)
 
     def _emit(self, tree: DraftTree, verified: Verified, paths: list[list[int]]) -> None:
-        running, target_token, num_nodes = self.running, verified.target_token.tolist(), tree.num_nodes.tolist()
+        running, target_token, num_nodes = self.running, verified.target_token.tolist(), verified.num_nodes
         emitted, first_row = [], 0
         for stream in running:
             s = stream.index
@@ -161,7 +162,8 @@ class Batch:
         if self.on_step:
             streams = [s.index for s in running]
             paths = [paths[s] for s in streams]
-            self.on_step(StepRecord(self.num_steps, streams, tree, verified.target_token, paths, emitted))
+            target_token = verified.target_token.clone()  # the next step may overwrite it
+            self.on_step(StepRecord(self.num_steps, streams, tree, target_token, paths, emitted))
         self.num_steps += 1
 
     @timed("compact")

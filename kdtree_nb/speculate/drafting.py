@@ -27,6 +27,12 @@ def chain_trees(chains: list[list[int]], device: torch.device) -> DraftTree:
     return tree
 
 
+def root_trees(bonus: torch.Tensor) -> DraftTree:
+    """Trees of nothing but a root, which are the trees of AR decoding: bonus i64 [S]."""
+    candidates = torch.empty(len(bonus), 0, 0, device=bonus.device)
+    return ops.tree_build(candidates, candidates.long(), bonus, 0)
+
+
 def tree_from_candidates(batch: Batch, draft: DraftCandidates) -> DraftTree:
     """The heaviest trees of the running streams' candidates. Raises ValueError on bad ones, NonFiniteError on NaN."""
     log_probs, token_ids = draft
@@ -93,12 +99,14 @@ def _candidates_error(batch: Batch, draft: DraftCandidates, error: ValueError) -
     )
 
 
-def check_tokens(batch: Batch, rows: ops.Rows, error: ValueError) -> None:
+def check_tokens(batch: Batch, tree: DraftTree, error: ValueError) -> None:
     """Raises ValueError that names the drafter if `error` came from a drafted id outside the vocabulary."""
     vocab_size = batch.model.config.vocab_size
-    where = ((rows.token < 0) | (rows.token >= vocab_size)).nonzero().flatten().tolist()
-    if where:
-        stream, token = int(rows.stream[where[0]]), int(rows.token[where[0]])
-        raise ValueError(
-            f"draft: {_name(batch)}: stream {stream}: expected token ids of 0 … {vocab_size - 1}, got {token}"
-        ) from error
+    for stream in batch.running:
+        token = tree.token[stream.index, : int(tree.num_nodes[stream.index])]
+        outside = token[(token < 0) | (token >= vocab_size)].tolist()
+        if outside:
+            raise ValueError(
+                f"draft: {_name(batch)}: stream {stream.index}: expected token ids of 0 … {vocab_size - 1}, got "
+                f"{outside[0]}"
+            ) from error

@@ -6,6 +6,7 @@ from kdtree_nb.viz.mask import draw_mask
 from kdtree_nb.viz.records import Record, Result, load_record, load_records
 from kdtree_nb.viz.source import show_source
 from kdtree_nb.viz.speedup import plot_speedup
+from kdtree_nb.viz.text import draw_text
 from kdtree_nb.viz.theme import (
     BLUE,
     CYCLE,
@@ -36,6 +37,7 @@ __all__ = [
     "device_label",
     "draw_acceptance",
     "draw_mask",
+    "draw_text",
     "draw_tree",
     "exercise",
     "figure",

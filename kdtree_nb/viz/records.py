@@ -49,6 +49,11 @@ class Record:
             raise ValueError(f"Record.find: {self.path.name}: {name!r}: expected one result, got params {found}")
         return fits[0] if fits else None
 
+    def pairs(self, first: str, second: str) -> list[tuple[Result, Result]]:
+        """Results of the two names that were measured with equal params."""
+        others = [r for r in self.results if r.name == second]
+        return [(a, b) for a in self.results if a.name == first for b in others if a.params == b.params]
+
     @property
     def label(self) -> str:
         """Device, date and versions in one line."""

@@ -14,7 +14,9 @@ from kdtree_nb.viz.theme import BLUE, GREY, ORANGE, device_label, figure
 
 
 @dataclasses.dataclass(frozen=True)
-class _Bar:
+class Bar:
+    """A ratio of medians; low and high span the middle half of the per-round ratios."""
+
     label: str
     ratio: float
     low: float
@@ -41,27 +43,28 @@ def plot_speedup(
         raise ValueError(f"plot_speedup: expected samples of {baseline!r} and of a contender, got {sorted(live)}")
     bars, notes = [], []
     for name in (n for n in live if n != baseline):
-        bars.append(_bar(f"{name}, now", live[baseline], live[name], live=True))
+        bars.append(ratio_bar(live[baseline], live[name], f"{name}, now", live=True))
         for number, record in enumerate(records if group else (), start=1):
             pair = [record.find(f"{group}/{n}", **(params or {})) for n in (baseline, name)]
             if None in pair:
                 continue
-            bars.append(_bar(f"{name}, recorded [{number}]", pair[0].samples, pair[1].samples, live=False))
+            bars.append(ratio_bar(pair[0].samples, pair[1].samples, f"{name}, recorded [{number}]"))
             notes.append(f"[{number}] {record.label}\n      {record.command}")
     return _draw(bars, [f"now: {device_label(device)}", *dict.fromkeys(notes)], baseline)
 
 
-def _bar(label: str, slow: Sequence[float], fast: Sequence[float], live: bool) -> _Bar:
+def ratio_bar(slow: Sequence[float], fast: Sequence[float], label: str = "", live: bool = False) -> Bar:
+    """How many times less time `fast` takes than `slow`, from raw samples of interleaved rounds."""
     ratio = statistics.median(slow) / statistics.median(fast)
     rounds = [a / b for a, b in zip(slow, fast, strict=False)]
     low, high = ratio, ratio
     if len(rounds) >= 2:
         quarters = statistics.quantiles(rounds, n=4, method="inclusive")
         low, high = min(quarters[0], ratio), max(quarters[2], ratio)
-    return _Bar(label, ratio, low, high, live)
+    return Bar(label, ratio, low, high, live)
 
 
-def _draw(bars: list[_Bar], notes: list[str], baseline: str) -> Figure:
+def _draw(bars: list[Bar], notes: list[str], baseline: str) -> Figure:
     lines = sum(note.count("\n") + 1 for note in notes)
     fig, ax = figure(height=0.75 + 0.42 * len(bars) + 0.16 * lines)
     for row, bar in enumerate(bars):

@@ -28,12 +28,14 @@ def draw_tree(
     decode: Callable[[list[int]], str] | None = None,
     accepted: Sequence[int] = (),
     show_index: bool = False,
+    ax: Axes | None = None,
 ) -> Figure:
     """Draw the tree of one stream.
 
     tree: DraftTree, or anything with its fields token, parent, depth, log_prob, num_nodes. decode: turns [token] into
     text; without it labels are token ids. accepted: node indices of the accepted path (root and -1 fillers are
-    ignored), drawn filled and with a heavy line. show_index: write node indices beside the nodes.
+    ignored), drawn filled and with a heavy line. show_index: write node indices beside the nodes. ax: where to draw,
+    instead of in a new figure.
     """
     count = int(tree.num_nodes[stream])
     parents = [int(p) for p in tree.parent[stream][:count]]
@@ -47,19 +49,24 @@ def draw_tree(
         raise ValueError(f"draw_tree: accepted: expected node indices below {count}, got {max(path)}")
     columns = _columns(parents)
     leaves = max(columns) + 1
-    fig, ax = figure(width=min(9.0, max(4.0, 0.42 * leaves + 1.2)), height=0.62 * (max(depths) + 1) + 0.4)
+    if ax is None:
+        _, ax = figure(width=min(9.0, max(4.0, 0.42 * leaves + 1.2)), height=0.62 * (max(depths) + 1) + 0.4)
     _draw_edges(ax, parents, depths, columns, masses, path if accepted else set())
     _draw_nodes(ax, depths, columns, labels, path if accepted else set(), font=_font_size(leaves, labels))
     if show_index:
         for node in range(count):
             ax.annotate(str(node), (columns[node], -depths[node]), (7, 7), textcoords="offset points", fontsize=6)
-    ax.set(xlim=(-0.7, leaves - 0.3), ylim=(-max(depths) - 0.45, 0.45), yticks=[-d for d in range(max(depths) + 1)])
-    ax.set_yticklabels([str(d) for d in range(max(depths) + 1)])
-    ax.set(ylabel="depth", xticks=[])
+    _finish(ax, max(depths), leaves)
+    return ax.figure
+
+
+def _finish(ax: Axes, max_depth: int, leaves: float) -> None:
+    depths = range(max_depth + 1)
+    ax.set(xlim=(-0.7, leaves - 0.3), ylim=(-max_depth - 0.45, 0.45), xticks=[], ylabel="depth")
+    ax.set_yticks([-d for d in depths], [str(d) for d in depths])
     ax.spines[["left", "bottom"]].set_visible(False)
     ax.tick_params(length=0)
     ax.grid(False)
-    return fig
 
 
 def _num_leaves(parents: list[int]) -> int:

@@ -8,6 +8,7 @@
 #include <initializer_list>
 
 #include "../op_args.h"
+#include "capture.h"
 
 namespace kdtree::bind {
 
@@ -92,9 +93,11 @@ inline void expect_ok(const char* op, int status) {
   TORCH_CHECK_VALUE(status == kOk, op, ": ", status_text(status), " (status ", status, ")");
 }
 
-// A new dense CPU tensor; cheaper than at::empty, which passes the dispatcher again.
+// A new dense CPU tensor; cheaper than at::empty, which passes the dispatcher again. A capture in progress keeps it.
 inline at::Tensor new_cpu(at::IntArrayRef sizes, at::ScalarType type) {
-  return at::Tensor(at::detail::empty_cpu(sizes, type, /*pin_memory=*/false, /*memory_format=*/std::nullopt));
+  at::Tensor tensor(at::detail::empty_cpu(sizes, type, /*pin_memory=*/false, /*memory_format=*/std::nullopt));
+  if (recording) recording->tensors.push_back(tensor);
+  return tensor;
 }
 
 }  // namespace kdtree::bind

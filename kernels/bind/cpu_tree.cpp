@@ -2,6 +2,7 @@
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
+#include <cstdlib>
 #include <tuple>
 
 #include "../tree_walk.h"
@@ -48,9 +49,30 @@ Tensors2 draft_topk(const Tensor& logits, int64_t num_candidates) {
   return {log_probs, token_ids};
 }
 
+// Plain malloc. Torch's allocator asks for 64-byte alignment, for which glibc bypasses its per-thread cache: the six
+// arrays of a small tree then take longer to get than to fill. No capture keeps them, so only tree_build may use it.
+class MallocAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t num_bytes) override {
+    void* data = num_bytes ? std::malloc(num_bytes) : nullptr;
+    TORCH_CHECK(data || !num_bytes, "tree_build: could not allocate ", num_bytes, " bytes");
+    return {data, data, &std::free, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &std::free; }
+  void copy_data(void* target, const void* source, std::size_t num_bytes) const override {
+    default_copy_data(target, source, num_bytes);
+  }
+};
+
+Tensor new_tree_array(at::IntArrayRef sizes, at::ScalarType type) {
+  static MallocAllocator allocator;
+  return at::detail::empty_generic(sizes, &allocator, c10::DispatchKeySet(c10::DispatchKey::CPU), type, std::nullopt);
+}
+
 Tensors6 tree_build(const Tensor& log_probs, const Tensor& token_ids, const Tensor& bonus, const Tensor& budget,
                     int64_t max_budget) {
   const char* op = "tree_build";
+  TORCH_CHECK_VALUE(!recording, op, ": expected no capture in progress, got one; build trees outside of it");
   expect_array(op, "log_probs", log_probs, at::kFloat, {-1, -1, -1}, "[B, L, K]");
   const int64_t num_streams = log_probs.size(0), max_depth = log_probs.size(1), num_candidates = log_probs.size(2);
   expect_array(op, "token_ids", token_ids, at::kLong, {num_streams, max_depth, num_candidates}, "[B, L, K]");
@@ -58,12 +80,12 @@ Tensors6 tree_build(const Tensor& log_probs, const Tensor& token_ids, const Tens
   expect_array(op, "budget", budget, at::kInt, {num_streams}, "[B]");
   expect_range(op, "max_budget", max_budget, 0, kMaxBudget);
   const int64_t num_slots = max_budget + 1;
-  Tensor token = new_cpu({num_streams, num_slots}, at::kLong);
-  Tensor parent = new_cpu({num_streams, num_slots}, at::kInt);
-  Tensor depth = new_cpu({num_streams, num_slots}, at::kInt);
-  Tensor log_prob = new_cpu({num_streams, num_slots}, at::kDouble);
-  Tensor ancestor_bits = new_cpu({num_streams, num_slots, num_bit_words(num_slots)}, at::kLong);
-  Tensor num_nodes = new_cpu({num_streams}, at::kInt);
+  Tensor token = new_tree_array({num_streams, num_slots}, at::kLong);
+  Tensor parent = new_tree_array({num_streams, num_slots}, at::kInt);
+  Tensor depth = new_tree_array({num_streams, num_slots}, at::kInt);
+  Tensor log_prob = new_tree_array({num_streams, num_slots}, at::kDouble);
+  Tensor ancestor_bits = new_tree_array({num_streams, num_slots, num_bit_words(num_slots)}, at::kLong);
+  Tensor num_nodes = new_tree_array({num_streams}, at::kInt);
   c10::SmallVector<int32_t, 16> status(num_streams);
   const int worst = tree_build_cpu(
       {log_probs.const_data_ptr<float>(), token_ids.const_data_ptr<int64_t>(), bonus.const_data_ptr<int64_t>(),
@@ -89,6 +111,16 @@ int64_t total_nodes(const char* op, const Tensor& num_nodes, int64_t num_slots) 
   return total;
 }
 
+// A replay of tree_rows: the arrays have room for as many rows as there were.
+int tree_rows_again(const TreeRowsArgs& args, int64_t num_rows) {
+  int64_t total = 0;
+  for (int64_t b = 0; b < args.num_streams; ++b) {
+    if (args.num_nodes[b] < 0 || args.num_nodes[b] > args.num_tree_slots) return kOutOfRange;
+    total += args.num_nodes[b];
+  }
+  return total == num_rows ? kdtree::tree_rows_cpu(args) : kOutOfRange;
+}
+
 Tensors5 tree_rows(const Tensor& token, const Tensor& depth, const Tensor& num_nodes, const Tensor& prefix_len) {
   const char* op = "tree_rows";
   expect_array(op, "token", token, at::kLong, {-1, -1}, "[B, N]");
@@ -100,11 +132,13 @@ Tensors5 tree_rows(const Tensor& token, const Tensor& depth, const Tensor& num_n
   Tensor row_stream = new_cpu({num_rows}, at::kInt), row_node = new_cpu({num_rows}, at::kInt);
   Tensor row_position = new_cpu({num_rows}, at::kInt), row_slot = new_cpu({num_rows}, at::kInt);
   Tensor row_token = new_cpu({num_rows}, at::kLong);
-  expect_ok(op, tree_rows_cpu({token.const_data_ptr<int64_t>(), depth.const_data_ptr<int32_t>(),
-                               num_nodes.const_data_ptr<int32_t>(), prefix_len.const_data_ptr<int32_t>(),
-                               row_stream.mutable_data_ptr<int32_t>(), row_node.mutable_data_ptr<int32_t>(),
-                               row_position.mutable_data_ptr<int32_t>(), row_slot.mutable_data_ptr<int32_t>(),
-                               row_token.mutable_data_ptr<int64_t>(), num_streams, num_slots}));
+  const TreeRowsArgs args{token.const_data_ptr<int64_t>(), depth.const_data_ptr<int32_t>(),
+                          num_nodes.const_data_ptr<int32_t>(), prefix_len.const_data_ptr<int32_t>(),
+                          row_stream.mutable_data_ptr<int32_t>(), row_node.mutable_data_ptr<int32_t>(),
+                          row_position.mutable_data_ptr<int32_t>(), row_slot.mutable_data_ptr<int32_t>(),
+                          row_token.mutable_data_ptr<int64_t>(), num_streams, num_slots};
+  if (recording) recording->calls.emplace_back([args, num_rows] { return tree_rows_again(args, num_rows); });
+  expect_ok(op, kdtree::tree_rows_cpu(args));
   return {row_stream, row_node, row_position, row_slot, row_token};
 }
 

@@ -182,6 +182,12 @@ def _num_figures(cell: Cell) -> int:
     return sum(any(kind in d for kind in _FIGURE_TYPES) for d in data)
 
 
+def _shows_value(output: dict[str, Any]) -> bool:
+    """Whether an output is a value other than a picture; what `glue` stores without showing it does not count."""
+    kinds = [kind for kind in output.get("data", {}) if not kind.startswith("application/papermill.record/")]
+    return bool(kinds) and not any(kind in kinds for kind in _FIGURE_TYPES)
+
+
 def _figure_problems(cells: list[Cell]) -> Iterator[str]:
     total = 0
     names: set[str] = set()
@@ -194,8 +200,8 @@ def _figure_problems(cells: list[Cell]) -> Iterator[str]:
         figure = settings.get("figure", {})
         if count > 1:
             yield f"cell {cell['id']}: {count} figures, expected one per cell"
-        if any("data" in o for o in cell["outputs"] if not _num_figures({"outputs": [o]})):
-            yield f"cell {cell['id']}: shows a value beside its figure (with a caption of its own): end it with the figure"
+        if any(_shows_value(output) for output in cell["outputs"]):
+            yield f"cell {cell['id']}: shows a value beside its figure, with a caption: end it with the figure"
         if len(str(settings.get("image", {}).get("alt", "")).split()) < 4:
             yield f"cell {cell['id']}: mystnb.image.alt: expected a sentence, got {settings.get('image')}"
         if len(str(figure.get("caption", "")).split()) < 4:

@@ -148,3 +148,9 @@ def test_each_executed_rule_is_enforced(chapter: dict, name: str):
 def test_code_and_mathematics_are_no_prose(chapter: dict):
     replace_prose("Much.", "```\n3.1× in 12 ms\n```\nand $40 \\%$ or `9 ms`")(chapter)
     assert rules.source_problems(chapter) == []
+
+
+def test_a_glued_number_may_stand_beside_a_figure(chapter: dict):
+    glued = {"output_type": "display_data", "data": {"application/papermill.record/text/plain": "2.5"}, "metadata": {}}
+    cell(chapter, "s")["outputs"].append(glued)
+    assert rules.executed_problems(chapter) == []

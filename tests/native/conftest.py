@@ -94,7 +94,8 @@ def opcheck():
     """opcheck(name, *args): schema, fake kernel and dispatch of one native operator agree with what it does."""
 
     def check(name: str, *args) -> None:
-        torch.library.opcheck(getattr(native, name), args)
+        operator = getattr(getattr(torch.ops, native.load()), name)
+        torch.library.opcheck(operator.default, args)
 
     return check
 

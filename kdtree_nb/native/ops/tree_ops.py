@@ -55,7 +55,7 @@ def tree_build(
     if isinstance(budget, int):
         if max_budget is None:
             max_budget = budget
-        budget = _budget_tensor(budget, log_probs.shape[0], log_probs.device)
+        budget = _budget_tensor(budget, bonus.numel(), bonus.device)
     elif max_budget is None:
         max_budget = int(budget.max()) if budget.numel() else 0
     return DraftTree(*native.tree_build(log_probs, token_ids, bonus, budget, max_budget))

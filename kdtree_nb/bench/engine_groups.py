@@ -1,0 +1,160 @@
+"""Benchmarks of whole generations and of AR steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from kdtree_nb import reference
+from kdtree_nb.bench import setting
+from kdtree_nb.bench.eager_torch import EagerModel
+from kdtree_nb.bench.peers import FirstCandidateOnly
+from kdtree_nb.bench.runner import Effort, Measurement, compete, once, require
+from kdtree_nb.config import ModelConfig
+from kdtree_nb.drafters import Drafter, NGram
+from kdtree_nb.goldens import load_goldens
+from kdtree_nb.kdtr import open_kdtr
+from kdtree_nb.model.checkpoint import DATA_DIR
+from kdtree_nb.speculate import Engine, Generation
+
+BUDGET = 16
+NUM_SLOTS = 1024
+
+
+def ngram_ddtree(effort: Effort) -> list[Measurement]:
+    """NGram DDTree against AR on repetitive real text, whole calls with prefill: all prompts, then each by itself."""
+    engine = Engine(setting.model("tiny"), drafter=NGram(), budget=BUDGET)
+    runs = {"AR": engine.generate_ar, "DDTree": engine.generate_ddtree}
+    prompts = setting.prompts("repetitive")
+    params = {"model": "tiny", "budget": BUDGET, "num_tokens": effort.num_tokens}
+    single = []
+    for name, prompt in prompts.items():
+        _require_same_tokens("ngram_ddtree", runs, prompt, effort.num_tokens)
+        contenders = {run: _whole(generate, prompt, effort.num_tokens) for run, generate in runs.items()}
+        single += compete("ngram_ddtree_prompt", contenders, effort.num_rounds, {"prompt": name, **params})
+    return _added("ngram_ddtree", single, params) + single
+
+
+def ngram_chain(effort: Effort) -> list[Measurement]:
+    """The same drafter drafting one chain, or a tree: whole calls over all repetitive prompts."""
+    model, num_tokens = setting.model("tiny"), effort.num_tokens
+    drafters: dict[str, Drafter] = {"chain": FirstCandidateOnly(NGram()), "tree": NGram()}
+    runs = {name: Engine(model, drafter=d, budget=BUDGET).generate_ddtree for name, d in drafters.items()}
+    params = {"model": "tiny", "budget": BUDGET, "num_tokens": num_tokens}
+    single = []
+    for prompt in setting.prompts("repetitive").values():
+        _require_same_tokens("ngram_chain", runs, prompt, num_tokens)
+        contenders = {run: _whole(generate, prompt, num_tokens) for run, generate in runs.items()}
+        single += compete("ngram_chain", contenders, effort.num_rounds)
+    return _added("ngram_chain", single, params)
+
+
+def models(effort: Effort) -> list[Measurement]:
+    """NGram DDTree against AR on both models, each on a golden prompt."""
+    results = []
+    for name in ("tiny", "tiny2"):
+        engine = Engine(setting.model(name), drafter=NGram(), budget=BUDGET)
+        runs = {"AR": engine.generate_ar, "DDTree": engine.generate_ddtree}
+        prompt = max(load_goldens(name), key=lambda golden: len(golden.prompt)).prompt
+        _require_same_tokens("models", runs, prompt, effort.num_tokens)
+        contenders = {run: _whole(generate, prompt, effort.num_tokens) for run, generate in runs.items()}
+        params = {"model": name, "budget": BUDGET, "num_tokens": effort.num_tokens}
+        results += compete("models", contenders, effort.num_rounds, params)
+    return results
+
+
+def ar_step(effort: Effort) -> list[Measurement]:
+    """One token of tiny in FP32: numpy reference, eager torch, engine; then eager torch and engine in BF16."""
+    golden = load_goldens("tiny")[0]
+    num_steps = effort.num_tokens // 2
+    file = open_kdtr(DATA_DIR / "tiny.kdtr")
+    weights, config = {n: file.float32(n) for n in file.names}, ModelConfig.from_dict(file.metadata["config"])
+    results = []
+    for dtype, group in ((torch.float32, "ar_step"), (torch.bfloat16, "ar_step_bf16")):
+        texts: dict[str, list[int]] = {}
+        contenders = {
+            "eager torch": _eager_steps(EagerModel(config, weights, NUM_SLOTS, dtype), golden.prompt, num_steps, texts),
+            "native": _engine_steps(Engine(setting.model("tiny", dtype=dtype)), golden.prompt, num_steps, texts),
+        }
+        if dtype == torch.float32:  # the reference's bf16 mode emulates rounding and is no peer for speed
+            numpy_model = reference.ReferenceModel(config, weights, "float32")
+            contenders = {"numpy": _numpy_steps(numpy_model, golden.prompt, num_steps, texts)} | contenders
+        params = {"model": "tiny", "dtype": str(dtype).removeprefix("torch."), "prompt_tokens": len(golden.prompt)}
+        results += compete(group, contenders, effort.num_rounds, params)
+        if dtype == torch.float32:  # in BF16 eager torch rounds elsewhere, so that its text may differ
+            require(all(text == golden.tokens[:num_steps] for text in texts.values()), group, "the golden tokens")
+    return results
+
+
+def _numpy_steps(
+    model: reference.ReferenceModel, prompt: list[int], num_steps: int, texts: dict[str, list[int]]
+) -> Callable[[], float]:
+    state = model.prefill([prompt], NUM_SLOTS)
+    start_len = state.prefix_len.copy()
+
+    def sample() -> float:
+        state.prefix_len[:] = start_len
+        token, tokens = np.array(prompt[-1:]), []
+        start = time.perf_counter()
+        for _ in range(num_steps):
+            token = reference.argmax(model.step(state, token))
+            tokens.append(token[0])
+        seconds = (time.perf_counter() - start) / num_steps
+        texts["numpy"] = [int(t) for t in tokens]
+        return seconds
+
+    return sample
+
+
+def _eager_steps(
+    model: EagerModel, prompt: list[int], num_steps: int, texts: dict[str, list[int]]
+) -> Callable[[], float]:
+    model.prefill(prompt)
+
+    def sample() -> float:
+        model.length = len(prompt) - 1
+        start = time.perf_counter()
+        texts["eager torch"] = model.decode(prompt[-1], num_steps)
+        return (time.perf_counter() - start) / num_steps
+
+    return sample
+
+
+def _engine_steps(
+    engine: Engine, prompt: list[int], num_steps: int, texts: dict[str, list[int]]
+) -> Callable[[], float]:
+    """Wall time between the ends of the first and the last step of a generation, per step."""
+
+    def sample() -> float:
+        ends: list[float] = []
+        run = engine.generate_ar(prompt, num_steps + 1, on_step=lambda step: ends.append(time.perf_counter()))
+        texts["native"] = run.tokens[:num_steps]
+        return (ends[-1] - ends[0]) / (len(ends) - 1)
+
+    return sample
+
+
+def ar_steps(name: str, dtype: torch.dtype, num_steps: int) -> Callable[[], float]:
+    """Samples the seconds of an AR step of the engine on a golden prompt of the model."""
+    return _engine_steps(Engine(setting.model(name, dtype=dtype)), load_goldens(name)[0].prompt, num_steps, {})
+
+
+def _whole(generate: Callable[..., Generation], prompt: list[int], num_tokens: int) -> Callable[[], float]:
+    return once(lambda: generate(prompt, num_tokens, stop_token_ids=()))
+
+
+def _require_same_tokens(
+    group: str, runs: Mapping[str, Callable[..., Generation]], prompt: list[int], num_tokens: int
+) -> None:
+    texts = [generate(prompt, num_tokens, stop_token_ids=()).tokens for generate in runs.values()]
+    require(all(text == texts[0] for text in texts), group, "the tokens")
+
+
+def _added(group: str, single: Sequence[Measurement], params: dict[str, object]) -> list[Measurement]:
+    """Per contender, the samples of one round summed over what was measured one by one."""
+    contenders = dict.fromkeys(m.name.partition("/")[2] for m in single)
+    parts = {c: [m.samples for m in single if m.name.endswith(f"/{c}")] for c in contenders}
+    return [Measurement(f"{group}/{c}", [sum(r) for r in zip(*p, strict=True)], params) for c, p in parts.items()]

@@ -1,0 +1,21 @@
+"""The benchmarks by name. Contenders of a group are the names after the slash in a record: `<group>/<contender>`."""
+
+from __future__ import annotations
+
+from kdtree_nb.bench import engine_groups, machine_groups, op_groups
+from kdtree_nb.bench.runner import Group
+
+GROUPS: dict[str, Group] = {
+    "ar_step": engine_groups.ar_step,
+    "ngram_ddtree": engine_groups.ngram_ddtree,
+    "ngram_chain": engine_groups.ngram_chain,
+    "models": engine_groups.models,
+    "linear": op_groups.linear,
+    "tree_build": op_groups.tree_build,
+    "verify_rows": op_groups.verify_rows,
+    "verify_sweep": op_groups.verify_sweep,
+    "verify_attn": op_groups.verify_attn,
+    "accept_compact": op_groups.accept_compact,
+    "bandwidth": machine_groups.bandwidth,
+    "matmul": machine_groups.matmul,
+}

@@ -1,0 +1,97 @@
+"""How a benchmark is taken: contenders by turns, one raw sample each per round, so that drift hits all alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from kdtree_nb.errors import KdtreeError
+from kdtree_nb.viz.timing import measure
+
+Sample = Callable[[], float]
+"""Takes one sample: does the work and returns seconds."""
+
+
+class BenchmarkError(KdtreeError):
+    """Contenders that should compute the same do not, so their times must not be compared."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Effort:
+    """How much work a run may do. num_rounds: samples per contender; num_tokens: length of a generation."""
+
+    num_rounds: int = 15
+    num_tokens: int = 128
+
+    @classmethod
+    def quick(cls) -> Effort:
+        """Enough to see that everything runs, in seconds; too little to publish."""
+        return cls(num_rounds=3, num_tokens=32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """Raw samples of one contender. name: `<group>/<contender>`; params tell equal names apart."""
+
+    name: str
+    samples: Sequence[float]
+    params: Mapping[str, Any]
+    unit: str = "s"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, as a record holds it."""
+        return {
+            "name": self.name, "unit": self.unit, "params": dict(self.params), "samples": list(self.samples)
+        }  # fmt: skip
+
+
+Group = Callable[[Effort], list[Measurement]]
+
+
+def per_call(function: Callable[[], object]) -> Sample:
+    """Samples seconds per call of `function`; a short one is called often enough within a sample."""
+    return lambda: measure(function, repeats=1, warm_up=1)[0]
+
+
+def once(function: Callable[[], object]) -> Sample:
+    """Samples seconds of a single call."""
+
+    def sample() -> float:
+        start = time.perf_counter()
+        function()
+        return time.perf_counter() - start
+
+    return sample
+
+
+def compete(
+    group: str, contenders: Mapping[str, Sample], num_rounds: int, params: Mapping[str, Any] | None = None
+) -> list[Measurement]:
+    """One unrecorded round, then `num_rounds` rounds in which each contender is sampled once."""
+    samples: dict[str, list[float]] = {name: [] for name in contenders}
+    for round_index in range(-1, num_rounds):
+        for name, sample in contenders.items():
+            seconds = sample()
+            if round_index >= 0:
+                samples[name].append(seconds)
+    return [Measurement(f"{group}/{name}", taken, params or {}) for name, taken in samples.items()]
+
+
+def run_groups(groups: Mapping[str, Group], effort: Effort, show_progress: bool = True) -> list[Measurement]:
+    """Run the groups one after the other. Raises BenchmarkError when contenders disagree about a result."""
+    results: list[Measurement] = []
+    progress = tqdm(groups.items(), desc="bench", unit="group", disable=not show_progress)
+    for name, group in progress:
+        progress.set_postfix_str(name)
+        results += group(effort)
+    return results
+
+
+def require(agree: bool, group: str, what: str) -> None:
+    """Check before you time. Raises BenchmarkError unless `agree`."""
+    if not agree:
+        raise BenchmarkError(f"bench: {group}: expected all contenders to agree on {what}, got a difference")

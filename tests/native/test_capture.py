@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kdtree_nb import ops
+from kdtree_nb.errors import KdtreeError
+from kdtree_nb.native.capture import Capture
+
+
+def root_tree(num_streams=1):
+    empty = torch.zeros(num_streams, 0, 0)
+    bonus = torch.arange(num_streams)
+    return ops.tree_build(empty, empty.long(), bonus, 0)
+
+
+def test_a_replay_sees_new_contents_and_gives_the_same_bits():
+    generator = torch.Generator().manual_seed(0)
+    packed = ops.pack_linear(torch.randn(40, 33, generator=generator))
+    weight, x = torch.ones(33), torch.randn(3, 33, generator=generator)
+
+    def function():
+        return ops.linear(ops.rms_norm(x, weight, 1e-6).view(3, 33), packed)
+
+    capture = Capture(function)
+    assert capture.num_calls == 2
+    first = capture.result.clone()
+    x.copy_(torch.randn(3, 33, generator=generator))
+    assert torch.equal(capture.result, first)
+    assert capture.replay()
+    assert torch.equal(capture.result, function()) and not torch.equal(capture.result, first)
+
+
+def test_calls_outside_are_not_recorded():
+    x = torch.ones(1, 4)
+    capture = Capture(lambda: ops.residual_add(x, x))
+    ops.residual_add(x, x)
+    assert capture.num_calls == 1
+
+
+def test_captures_are_apart():
+    x = torch.ones(1, 4)
+    one, two = Capture(lambda: ops.residual_add(x, x)), Capture(lambda: ops.swiglu(x))
+    del one
+    assert two.replay() and two.num_calls == 1
+
+
+def test_intermediate_results_live_as_long_as_the_capture():
+    x = torch.arange(4096.0).view(1, -1)
+    capture = Capture(lambda: ops.residual_add(ops.residual_add(ops.residual_add(x, x), x), x))
+    others = [torch.full_like(x, torch.nan) for _ in range(8)]
+    assert capture.replay()
+    assert torch.equal(capture.result, 4 * x) and all(o.isnan().all() for o in others)
+
+
+def test_a_refused_replay_says_so():
+    token, weight = torch.tensor([1]), torch.randn(3, 4)
+    capture = Capture(lambda: ops.embed(weight, token))
+    token.fill_(3)
+    assert not capture.replay()
+    token.fill_(2)
+    assert capture.replay() and torch.equal(capture.result[0], weight[2])
+
+
+def test_rows_of_another_number_are_refused():
+    tree, prefix_len = root_tree(2), torch.tensor([4, 7], dtype=torch.int32)
+    capture = Capture(lambda: ops.tree_rows(tree, prefix_len))
+    prefix_len += 1
+    assert capture.replay() and capture.result.position.tolist() == [5, 8]
+    for num_nodes in ([1, 0], [2, 0], [-1, 3], [0, 0]):
+        tree.num_nodes.copy_(torch.tensor(num_nodes))
+        assert not capture.replay()
+
+
+def test_trees_are_not_built_in_a_capture():
+    with pytest.raises(ValueError, match="tree_build: expected no capture"):
+        Capture(root_tree)
+    assert root_tree().num_nodes.item() == 1
+
+
+def test_a_capture_inside_another_is_an_error():
+    x = torch.ones(1, 4)
+    with pytest.raises(KdtreeError, match="one inside another"):
+        Capture(lambda: Capture(lambda: ops.swiglu(x)))
+    assert Capture(lambda: ops.swiglu(x)).num_calls == 1
+
+
+def test_an_exception_ends_the_capture():
+    with pytest.raises(ZeroDivisionError):
+        Capture(lambda: 1 // 0)
+    x = torch.ones(1, 4)
+    assert Capture(lambda: ops.swiglu(x)).num_calls == 1
