@@ -1,8 +1,9 @@
 """tree_build as the DDTree paper's code does it, in Python: the peer that the native operation is measured against.
 
-A heap of prefixes named by their tuples of ranks, a dictionary of children per node, a dense visibility matrix; from
-tensors to tensors (Ringel & Romano 2026). It has none of this project's rules for -inf, NaN, repeats and batches.
-Turning the candidates into lists first takes as long as it saves.
+A heap of prefixes named by their tuples of ranks, numpy arrays that are read and written element by element, a
+dictionary of children per node, a dense visibility matrix; from tensors to tensors (Ringel & Romano 2026). It has none
+of this project's rules for -inf, NaN, repeats and batches. Lists instead of arrays would not be faster: to make them
+takes as long as they save.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def build_tree_heapq(log_probs: torch.Tensor, token_ids: torch.Tensor, budget: i
     scores, ids = log_probs.numpy(), token_ids.numpy()
     depth_limit, num_candidates = scores.shape
     token, depth = np.empty(budget, np.int64), np.empty(budget, np.int64)
-    parent, children, count = [-1], [{}], 0
+    parent, children, count = np.empty(budget + 1, np.int32), [{}], 0
+    parent[0] = -1
     first = float(scores[0, 0])
     heap = [(-first, (0,), 0, 1, 0, first)]
     while heap and count < budget:
@@ -37,7 +39,7 @@ def build_tree_heapq(log_probs: torch.Tensor, token_ids: torch.Tensor, budget: i
         token[count] = drafted = int(ids[level - 1, rank])
         depth[count] = level
         count += 1
-        parent.append(above)
+        parent[count] = above
         children.append({})
         children[above][drafted] = count
         if rank + 1 < num_candidates:
@@ -47,13 +49,14 @@ def build_tree_heapq(log_probs: torch.Tensor, token_ids: torch.Tensor, budget: i
             child = score + float(scores[level, 0])
             heapq.heappush(heap, (-child, ranks + (0,), count, level + 1, 0, child))
     tensors = torch.from_numpy(token[:count]), torch.from_numpy(depth[:count])
-    return PublishedTree(*tensors, parent, children, torch.from_numpy(_visibility(parent)))
+    parent = parent[: count + 1]
+    return PublishedTree(*tensors, parent.tolist(), children, torch.from_numpy(_visibility(parent)))
 
 
-def _visibility(parent: list[int]) -> np.ndarray:
+def _visibility(parent: np.ndarray) -> np.ndarray:
     visibility = np.zeros((len(parent), len(parent)), dtype=bool)
     visibility[0, 0] = True
     for node in range(1, len(parent)):
-        visibility[node, :node] = visibility[parent[node], :node]
+        visibility[node, :node] = visibility[int(parent[node]), :node]
         visibility[node, node] = True
     return visibility
