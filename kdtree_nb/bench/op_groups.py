@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch.nn import functional
 
 from kdtree_nb.bench import setting
 from kdtree_nb.bench.peers import accept_python, compact_python, masked_attention, tree_mask
@@ -38,7 +39,7 @@ def _linear_contenders(
     x: torch.Tensor, weight: torch.Tensor, packed: ops.PackedLinear
 ) -> dict[str, Callable[[], float]]:
     functions: dict[str, Callable[[], object]] = {
-        "torch": lambda: torch.nn.functional.linear(x, weight),
+        "torch": lambda: functional.linear(x, weight),
         "native": lambda: ops.linear(x, packed),
     }
     tolerance = 1e-4 if x.dtype == torch.float32 else 5e-2
@@ -48,6 +49,27 @@ def _linear_contenders(
         x_numpy, weight_t = x.numpy(), weight.numpy().T
         functions = {"numpy": lambda: x_numpy @ weight_t} | functions
     return {name: per_call(function) for name, function in functions.items()}
+
+
+def dense_block(effort: Effort) -> list[Measurement]:
+    """One row through a dense feed-forward block of tiny: eager torch against the native operations."""
+    config, generator = setting.model("tiny").config, torch.Generator().manual_seed(0)
+    D, width, eps = config.hidden_size, config.intermediate_size, config.rms_norm_eps
+    gate_up = torch.randn(2 * width, D, generator=generator) / D**0.5
+    down = torch.randn(D, width, generator=generator) / width**0.5
+    norm, x = torch.ones(D), torch.randn(1, D, generator=generator)
+    packed_gate_up, packed_down = ops.pack_linear(gate_up), ops.pack_linear(down)
+
+    def eager() -> torch.Tensor:
+        gate, up = functional.linear(functional.rms_norm(x, (D,), norm, eps), gate_up).chunk(2, -1)
+        return x + functional.linear(functional.silu(gate) * up, down)
+
+    def native() -> torch.Tensor:
+        return ops.linear(ops.swiglu(ops.linear(ops.rms_norm(x, norm, eps), packed_gate_up)), packed_down, x)
+
+    require(torch.allclose(eager(), native(), rtol=1e-4, atol=1e-4), "dense_block", "the output to 1e-4")
+    contenders = {"eager torch": per_call(eager), "native": per_call(native)}
+    return compete("dense_block", contenders, effort.num_rounds, {"model": "tiny", "rows": 1, "dtype": "float32"})
 
 
 def tree_build(effort: Effort) -> list[Measurement]:

@@ -19,6 +19,7 @@ CONTENDERS = {
     "ngram_chain": {"chain", "tree"},
     "models": {"AR", "DDTree"},
     "linear": {"numpy", "torch", "native"},
+    "dense_block": {"eager torch", "native"},
     "tree_build": {"heapq", "native"},
     "verify_rows": {"17 single-row steps", "one 17-row verify"},
     "verify_sweep": {"native"},
