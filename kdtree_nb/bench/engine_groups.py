@@ -20,7 +20,7 @@ from kdtree_nb.drafters import Drafter, NGram
 from kdtree_nb.goldens import load_goldens
 from kdtree_nb.kdtr import open_kdtr
 from kdtree_nb.model.checkpoint import DATA_DIR
-from kdtree_nb.speculate import Engine, Generation
+from kdtree_nb.speculate import Engine, Generation, StepRecord
 
 Runs = Mapping[str, Callable[..., Generation]]
 """Contender -> `generate_ar` or `generate_ddtree` of an engine."""
@@ -120,7 +120,11 @@ def _engine_steps(
 
     def sample() -> float:
         ends: list[float] = []
-        run = engine.generate_ar(prompt, num_steps + 1, on_step=lambda step: ends.append(time.perf_counter()))
+
+        def stamp(step: StepRecord) -> None:
+            ends.append(time.perf_counter())
+
+        run = engine.generate_ar(prompt, num_steps + 1, stop_token_ids=(), on_step=stamp)
         texts["native"] = run.tokens[:num_steps]
         return (ends[-1] - ends[0]) / (len(ends) - 1)
 
