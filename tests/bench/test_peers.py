@@ -15,7 +15,7 @@ from kdtree_nb.config import ModelConfig
 from kdtree_nb.goldens import load_goldens
 from kdtree_nb.kdtr import open_kdtr
 from kdtree_nb.model.checkpoint import DATA_DIR
-from kdtree_nb.train.tiny2 import tiny2_config, tiny2_weights
+from kdtree_nb.tiny2 import tiny2_config, tiny2_weights
 
 
 def eager(name: str) -> EagerModel:

@@ -10,7 +10,7 @@ from kdtree_nb import load_model, ops
 from kdtree_nb.errors import CheckpointError, KdtrError
 from kdtree_nb.kdtr import Bf16, write_kdtr
 from kdtree_nb.model import build_model
-from kdtree_nb.train.tiny2 import tiny2_config, tiny2_weights
+from kdtree_nb.tiny2 import tiny2_config, tiny2_weights
 
 WEIGHTS = tiny2_weights()
 
