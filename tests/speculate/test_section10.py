@@ -64,6 +64,7 @@ def test_nan_drafter_logits(tiny2, prompt, want, script):
 
 def test_nan_drafter_logits_name_the_right_stream(tiny2, prompts, script):
     """NaN or -inf drafter logits: in a batch that has shrunk the stream is named by its place in the call."""
+
     def answer(context):
         log_probs = torch.full((len(context.tokens), 1, 1), -0.5)
         if len(context.tokens) == 2:
@@ -87,6 +88,7 @@ def test_minus_infinity_drafter_logits(tiny2, prompt, want, script):
 
 def test_top_k_of_nan_logits_names_the_stream(tiny2, prompts, script):
     """NaN or -inf drafter logits: a drafter that hands NaN logits to draft_topk stops with an error, not tokens."""
+
     def answer(context):
         logits = torch.zeros(len(context.tokens), 2, context.vocab_size)
         logits[-1, 1, 3] = torch.nan
@@ -245,9 +247,7 @@ def test_max_seq_len_of_one_stream_in_a_batch(tiny2, prompts, ar, shuffled_oracl
     """max_seq_len reached in mid-tree: the longer prompt stops there, the shorter ones go on."""
     expected = ar("tiny2")
     longest = max(map(len, prompts["tiny2"]))
-    got = decode(
-        tiny2, shuffled_oracle([g.tokens for g in expected]), prompts["tiny2"], max_seq_len=longest + 10
-    )
+    got = decode(tiny2, shuffled_oracle([g.tokens for g in expected]), prompts["tiny2"], max_seq_len=longest + 10)
     for g, w, prompt in zip(got, expected, prompts["tiny2"], strict=True):
         room = longest + 10 - len(prompt)
         assert g.tokens == w.tokens[:room]
@@ -304,6 +304,7 @@ def test_nan_logits_of_the_target(poisonous, prompt, want, unseen):
 
 def test_nan_logits_beyond_what_is_emitted(poisonous, prompt, want, script, unseen):
     """NaN logits of the target: a rejected node's do no harm, since AR would not have computed them."""
+
     def answer(context):
         done = len(context.tokens[0]) - len(prompt)
         right = want.tokens[done : done + 2]
