@@ -29,7 +29,7 @@ class Effort:
     """How much work a run may do. num_rounds: samples per contender; num_tokens: length of a generation."""
 
     num_rounds: int = 15
-    num_tokens: int = 128
+    num_tokens: int = 256
 
     @classmethod
     def quick(cls) -> Effort:
