@@ -163,5 +163,5 @@ def table(ar: Generation, ddtree: Generation, decode_s: tuple[float, float]) -> 
         ("target forwards", str(forwards[0]), str(forwards[1]), f"{forwards[0] - forwards[1]} saved"),
         ("tokens per step", f"{ar.stats.tokens_per_step:.2f}", f"{ddtree.stats.tokens_per_step:.2f}", ""),
         ("decoding, ms", f"{1e3 * decode_s[0]:.1f}", f"{1e3 * decode_s[1]:.1f}",
-         f"{decode_s[0] / decode_s[1]:.2f} times faster (median of {NUM_RUNS} runs)"),
+         f"{decode_s[0] / decode_s[1]:.2f} × the speed (median of {NUM_RUNS} runs)"),
     ]  # fmt: skip
