@@ -37,6 +37,8 @@ class TreeForward:
     def __init__(self, model: Model, cache: LatentCache, prefix_len: torch.Tensor) -> None:
         self.model, self.cache, self.prefix_len = model, cache, prefix_len
         self._forward = functools.partial(forward, model, cache, prefix_len)
+        self._addresses = _addresses(model)
+        self._storages = [t.untyped_storage() for t in model.tensors()]  # captured calls read them: they must stay
         self._max_captured_rows = MAX_CAPTURED_ROWS if model.device.type == "cpu" else 0
         self._captures: dict[tuple[int, int, int], tuple[DraftTree, Capture[Choice]]] = {}
 
@@ -48,9 +50,10 @@ class TreeForward:
         return cls(model, model.new_cache(num_streams, num_slots), prefix_len)
 
     def fits(self, model: Model, num_streams: int, num_slots: int) -> bool:
-        """Whether the next batch can use it."""
+        """Whether the next batch can use it: it is large enough, and the model's weights are those captured."""
         cache = self.cache
-        return self.model is model and cache.num_streams == num_streams and cache.num_slots >= num_slots
+        fits = cache.num_streams == num_streams and cache.num_slots >= num_slots
+        return fits and self.model is model and self._addresses == _addresses(model)
 
     def __call__(self, tree: DraftTree, num_rows: int) -> Choice:
         """The target's choice after each of the `num_rows` nodes in use. The next call may overwrite what is returned.
@@ -72,6 +75,10 @@ class TreeForward:
         fixed.depth.copy_(tree.depth)
         fixed.num_nodes.copy_(tree.num_nodes)
         return capture.result if capture.replay() else self._forward(tree)
+
+
+def _addresses(model: Model) -> list[int]:
+    return [tensor.data_ptr() for tensor in model.tensors()]
 
 
 def _copy(tree: DraftTree) -> DraftTree:

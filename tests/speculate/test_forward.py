@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kdtree_nb import Engine, ops
+from kdtree_nb import Engine, load_model, ops
 from kdtree_nb.drafters import Random
 from kdtree_nb.speculate.forward import MAX_CAPTURED_ROWS, TreeForward, forward
 
@@ -127,3 +127,31 @@ def test_an_engine_drops_the_cache_of_a_failed_call(tiny2):
         engine.generate_ddtree([5, 6, 7], 20, on_step=fail)
     assert engine._spares == []
     assert engine.generate_ddtree([5, 6, 7], 20).tokens == expected
+
+
+@pytest.mark.parametrize("swap", ["object", "storage"])
+def test_an_engine_sees_weights_that_were_exchanged(swap):
+    model = load_model("tiny2")
+    engine, prompt = Engine(model), [5, 6, 7]
+    before = engine.generate_ar(prompt, 4, return_logits=True)
+    if swap == "object":
+        model.head = model.head._replace(data=-model.head.data)
+    else:
+        model.head.data.data = -model.head.data
+    after = engine.generate_ar(prompt, 4, return_logits=True)
+    assert torch.equal(after.logits[0], -before.logits[0])
+    fresh = Engine(model).generate_ar(prompt, 4, return_logits=True)
+    assert after.tokens == fresh.tokens and torch.equal(after.logits, fresh.logits)
+
+
+def test_weights_of_captured_forwards_stay_in_memory():
+    model = load_model("tiny2")
+    engine, prompt = Engine(model), [5, 6, 7]
+    want = engine.generate_ar(prompt, 8, return_logits=True)
+
+    def exchange(step):
+        if step.step == 2:
+            model.head = model.head._replace(data=torch.full_like(model.head.data, torch.nan))
+
+    got = engine.generate_ar(prompt, 8, return_logits=True, on_step=exchange)
+    assert torch.equal(got.logits, want.logits)
