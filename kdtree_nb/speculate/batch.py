@@ -9,7 +9,14 @@ import torch
 
 from kdtree_nb.drafters import DraftCandidates, DraftContext, Drafter
 from kdtree_nb.native import ops
-from kdtree_nb.speculate.drafting import chain_trees, check_tokens, root_trees, tree_from_candidates, tree_from_drafter
+from kdtree_nb.speculate.drafting import (
+    chain_trees,
+    check_draft,
+    check_tokens,
+    root_trees,
+    tree_from_candidates,
+    tree_from_drafter,
+)
 from kdtree_nb.speculate.forward import TreeForward
 from kdtree_nb.speculate.stats import STAGES, StepRecord, timed
 from kdtree_nb.speculate.stream import Stream
@@ -107,7 +114,10 @@ class Batch:
             vocab_size=vocab_size,
             device=self.model.device,
         )
-        return self.drafter.draft(context)
+        ends = [(len(s.tokens), s.tokens[-1]) for s in self.running]
+        draft = self.drafter.draft(context)
+        check_draft(self, draft, ends)
+        return draft
 
     @timed("build")
     def build(self, draft: DraftCandidates | DraftTree | None) -> DraftTree:
