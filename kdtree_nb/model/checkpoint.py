@@ -61,7 +61,7 @@ def build_model(
 
 
 def _what(path: Path) -> str:
-    return "a folder" if path.is_dir() else "nothing"
+    return "a folder" if path.is_dir() else "no regular file" if path.exists() else "nothing"
 
 
 def _checked(read: Weights, names: list[str], source: str) -> Weights:
