@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 from kdtree_nb.errors import KernelBuildError, KernelUnavailableError
-from kdtree_nb.native.toolchain import Toolchain, find_toolchain
+from kdtree_nb.native.toolchain import Toolchain, as_one_word, find_toolchain
 
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-ffp-contract=off")
 """Compiler flags of every source. No fast-math: additions keep their order; fma happens only where it is written."""
@@ -160,8 +160,9 @@ def build_library(root: Path, cache: Path, report: Report, lock_timeout_s: float
     name = namespace_of(root, toolchain)
     folder = cache / name
     library = folder / f"{name}.so"
-    if library.is_file():
-        return Build(name, library, 0.0)
+    with _cache_errors(cache):
+        if library.is_file():
+            return Build(name, library, 0.0)
     with _cache_errors(cache), _file_lock(_make(folder) / "lock", lock_timeout_s, report):
         if library.is_file():  # another process has built it while this one waited
             return Build(name, library, 0.0)
@@ -202,7 +203,7 @@ def _run_compiler(files: list[Path], toolchain: Toolchain, name: str, build_dir:
     from torch.utils import cpp_extension  # costs 0.2 s, and is needed only to compile
 
     path = f"{toolchain.ninja_dir}{os.pathsep}{os.environ.get('PATH', '')}"
-    with _environment(PATH=path, CXX=toolchain.compiler, MAX_JOBS=str(jobs)):
+    with _environment(PATH=path, CXX=as_one_word(toolchain.compiler, build_dir), MAX_JOBS=str(jobs)):
         try:
             return cpp_extension.load(
                 name,
