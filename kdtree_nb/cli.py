@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -42,8 +43,18 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _prepare_streams() -> None:
+    """Closed standard streams (`<&-`) read and write nothing; a character that stdout's encoding lacks becomes `?`."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
+    _prepare_streams()
     argv = sys.argv[1:] if argv is None else list(argv)
     name = argv[0] if argv and not argv[0].startswith("-") else ""
     try:

@@ -113,3 +113,17 @@ def test_the_console_script_is_installed():
     script = Path(sys.executable).with_name("kdtree-nb")
     done = subprocess.run([script, "bench", "--list"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "ar_step" in done.stdout
+
+
+@pytest.mark.parametrize(("closed", "status", "message"), [("<&-", 2, "got an empty prompt"), (">&-", 0, "tokens in")])
+def test_closed_standard_streams(closed, status, message):
+    command = f'"{sys.executable}" -m kdtree_nb.cli generate --max-new-tokens 2 {closed}'
+    done = subprocess.run(["sh", "-c", command], input="x = ", capture_output=True, text=True)
+    assert done.returncode == status and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_characters_that_the_encoding_lacks_are_replaced():
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    command = [*KDTREE_NB, "demo", "--prompt", "x", "--max-new-tokens", "2"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "AR decoding" in done.stdout and "?" in done.stdout
