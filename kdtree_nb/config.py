@@ -55,7 +55,8 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "eos_token_ids", tuple(self.eos_token_ids))
+        if isinstance(self.eos_token_ids, list):
+            object.__setattr__(self, "eos_token_ids", tuple(self.eos_token_ids))
         _check(self)
 
     @property
@@ -97,7 +98,10 @@ class ModelConfig:
         return cls(**fields)
 
 
-_POSITIVE = (
+MAX_POSITIONS = 1 << 22
+"""Largest max_position_embeddings: the rotation table has a row for every position."""
+
+_COUNTS = (
     "vocab_size hidden_size num_hidden_layers num_attention_heads kv_lora_rank qk_nope_head_dim qk_rope_head_dim "
     "v_head_dim intermediate_size moe_intermediate_size n_routed_experts num_experts_per_tok max_position_embeddings"
 ).split()
@@ -108,13 +112,28 @@ def _check(config: ModelConfig) -> None:
         if not ok:
             raise CheckpointError(f"model config: {field}: expected {expected}, got {getattr(config, field)!r}")
 
-    for field in _POSITIVE:
-        value = getattr(config, field)
-        require(isinstance(value, int) and not isinstance(value, bool) and value > 0, field, "a positive integer")
-    require(config.qk_rope_head_dim % 2 == 0, "qk_rope_head_dim", "an even number")
-    require(0 <= config.first_k_dense_replace <= config.num_hidden_layers, "first_k_dense_replace", "0 … layers")
+    for field in _COUNTS:
+        require(_is_integer(getattr(config, field), 1), field, "a positive integer below 2^31")
+    for field in ("first_k_dense_replace", "n_shared_experts"):
+        require(_is_integer(getattr(config, field), 0), field, "an integer from 0 to below 2^31")
+    for field in ("rms_norm_eps", "rope_theta", "routed_scaling_factor"):
+        require(_is_positive(getattr(config, field)), field, "a positive finite number")
+    q_lora_rank, rope_dim = config.q_lora_rank, config.qk_rope_head_dim
+    require(q_lora_rank is None or _is_integer(q_lora_rank, 1), "q_lora_rank", "a positive integer or none")
+    require(rope_dim % 2 == 0 and rope_dim <= 1 << 12, "qk_rope_head_dim", "an even number up to 4096")
+    require(config.max_position_embeddings <= MAX_POSITIONS, "max_position_embeddings", f"at most {MAX_POSITIONS}")
+    require(config.first_k_dense_replace <= config.num_hidden_layers, "first_k_dense_replace", "0 … layers")
     require(config.num_experts_per_tok <= config.n_routed_experts, "num_experts_per_tok", "at most n_routed_experts")
-    require(config.n_shared_experts >= 0, "n_shared_experts", "0 or more")
     require(config.scoring_func in ("softmax", "sigmoid"), "scoring_func", "'softmax' or 'sigmoid'")
-    require(config.rms_norm_eps > 0 and config.rope_theta > 0, "rms_norm_eps", "positive, and rope_theta positive")
-    require(all(0 <= t < config.vocab_size for t in config.eos_token_ids), "eos_token_ids", "ids inside the vocabulary")
+    require(isinstance(config.norm_topk_prob, bool), "norm_topk_prob", "true or false")
+    ids = config.eos_token_ids
+    inside = isinstance(ids, tuple) and all(_is_integer(t, 0) and t < config.vocab_size for t in ids)
+    require(inside, "eos_token_ids", "a list of ids inside the vocabulary")
+
+
+def _is_integer(value: Any, low: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value < 1 << 31
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

@@ -18,7 +18,7 @@ import numpy as np
 from kdtree_nb.config import ModelConfig
 from kdtree_nb.kdtr import open_kdtr, write_kdtr
 from kdtree_nb.reference import ReferenceModel
-from kdtree_nb.train.tiny2 import tiny2_config, tiny2_weights
+from kdtree_nb.tiny2 import tiny2_config, tiny2_weights
 
 DATA_DIR = Path(__file__).resolve().parent.parent / "data"
 GOLDENS_DIR = DATA_DIR / "goldens"

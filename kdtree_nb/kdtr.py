@@ -269,4 +269,7 @@ def from_safetensors(source: str | os.PathLike, target: str | os.PathLike) -> No
     (header_bytes,) = struct.unpack_from("<Q", raw)
     strings = json.loads(raw[8 : 8 + header_bytes]).get("__metadata__", {})
     own = strings.get(_METADATA_KEY)
-    write_kdtr(target, tensors, parse_json(source, own.encode()) if own is not None else strings)
+    metadata = parse_json(source, own.encode()) if own is not None else strings
+    if not isinstance(metadata, dict):
+        fail(source, "metadata", _METADATA_KEY, "a JSON object", type(metadata).__name__)
+    write_kdtr(target, tensors, metadata)

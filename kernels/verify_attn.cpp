@@ -290,7 +290,8 @@ int check(const VerifyAttnArgs& a) {
 int64_t total_work(const VerifyAttnArgs& a) {
   int64_t num_keys = 0;
   for (int64_t t = 0; t < a.num_rows; ++t)
-    num_keys += a.prefix_len[a.stream[t]] + std::max(0, a.depth[a.stream[t] * a.num_tree_slots + a.node[t]]) + 1;
+    num_keys += int64_t(a.prefix_len[a.stream[t]]) +
+                std::clamp<int64_t>(a.depth[a.stream[t] * a.num_tree_slots + a.node[t]], 0, a.num_tree_slots) + 1;
   return num_keys * a.num_heads * (2 * a.latent_dim + a.rope_dim);
 }
 

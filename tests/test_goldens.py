@@ -9,7 +9,7 @@ from kdtree_nb import goldens
 from kdtree_nb.goldens import GOLDENS_DIR, MODELS, check_refs, fp32_tolerance, load_goldens, make_refs
 from kdtree_nb.kdtr import open_kdtr, write_kdtr
 from kdtree_nb.reference import ReferenceModel
-from kdtree_nb.train.tiny2 import tiny2_config, tiny2_weights
+from kdtree_nb.tiny2 import tiny2_config, tiny2_weights
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -383,6 +383,9 @@ def test_safetensors_refusals(tmp_path):
     save_file({"u": np.ones(2, np.uint64)}, tmp_path / "b.safetensors")
     with pytest.raises(KdtrError, match="tensor 'u': dtype: expected one of F64 .* got U64"):
         from_safetensors(tmp_path / "b.safetensors", tmp_path / "x.kdtr")
+    save_file({"u": np.ones(2)}, tmp_path / "l.safetensors", metadata={"kdtr_metadata": "[1]"})
+    with pytest.raises(KdtrError, match="metadata: kdtr_metadata: expected a JSON object, got list"):
+        from_safetensors(tmp_path / "l.safetensors", tmp_path / "x.kdtr")
     write_kdtr(tmp_path / "c.kdtr", {"__metadata__": np.ones(1)}, {})
     with pytest.raises(KdtrError, match="safetensors reserves"):
         to_safetensors(tmp_path / "c.kdtr", tmp_path / "y.safetensors")

@@ -59,21 +59,21 @@ class EagerModel:
         half = config.qk_rope_head_dim // 2
         frequency = config.rope_theta ** (-np.arange(half, dtype=np.float64) / half)
         angle = torch.from_numpy(np.arange(num_slots)[:, None] * frequency)
-        self.cos = torch.cat([angle.cos(), angle.cos()], 1).float()
-        self.sin = torch.cat([-angle.sin(), angle.sin()], 1).float()
+        self.rotation = torch.polar(torch.ones_like(angle), angle).to(torch.complex64)
 
     def _take(self, name: str) -> Tensor:
         return torch.from_numpy(np.array(self._weights[f"{name}.weight"])).to(self.dtype)
 
     def _attention(self, layer: int) -> _Attention:
         c, name = self.config, f"model.layers.{layer}.self_attn."
-        H, nope, rope = c.num_attention_heads, c.qk_nope_head_dim, c.qk_rope_head_dim
+        H, nope, rope, C = c.num_attention_heads, c.qk_nope_head_dim, c.qk_rope_head_dim, c.kv_lora_rank
+        paired = torch.arange(rope).view(2, -1).t().flatten()  # NeoX order to neighbouring pairs, for complex numbers
         q = self._take(name + "q_proj").view(H, nope + rope, -1)
         kv_b = self._take(name + "kv_b_proj").view(H, nope + c.v_head_dim, -1)
         kv_a = self._take(name + "kv_a_proj_with_mqa")
         return _Attention(
             self._take(f"model.layers.{layer}.input_layernorm"),
-            torch.cat([q[:, :nope].flatten(0, 1), q[:, nope:].flatten(0, 1), kv_a]),
+            torch.cat([q[:, :nope].flatten(0, 1), q[:, nope:][:, paired].flatten(0, 1), kv_a[:C], kv_a[C:][paired]]),
             self._take(name + "kv_a_layernorm"),
             kv_b[:, :nope].contiguous(),
             kv_b[:, nope:].transpose(1, 2).contiguous(),
@@ -104,10 +104,9 @@ class EagerModel:
     def step(self, token: int) -> Tensor:
         """Append one token: logits f32 [1, V] of the next."""
         x = self.embedding[token : token + 1]
-        position = self.length
-        cos, sin = self.cos[position], self.sin[position]
+        position, rotation = self.length, self.rotation[self.length]
         for layer, (attention, feed_forward) in enumerate(self.layers):
-            x = self._attend(x, attention, self.cache[layer], position, cos, sin)
+            x = self._attend(x, attention, self.cache[layer], position, rotation)
             x = self._feed(x, feed_forward)
         self.length += 1
         return linear(self._rms_norm(x, self.norm), self.head).float()
@@ -124,12 +123,12 @@ class EagerModel:
     def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return torch.rms_norm(x, (weight.shape[0],), weight, self.config.rms_norm_eps)
 
-    def _rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        half = x.shape[-1] // 2
-        return (x * cos + torch.roll(x, half, -1) * sin).to(x.dtype)
+    def _rope(self, x: Tensor, rotation: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(x.float().view(-1, rotation.shape[0], 2))
+        return torch.view_as_real(pairs * rotation).view(x.shape).to(x.dtype)
 
     def _attend(
-        self, x: Tensor, w: _Attention, cache: Tensor, position: int, cos: Tensor, sin: Tensor
+        self, x: Tensor, w: _Attention, cache: Tensor, position: int, rotation: Tensor
     ) -> Tensor:  # fmt: skip
         c = self.config
         H, C, R = c.num_attention_heads, c.kv_lora_rank, c.qk_rope_head_dim
@@ -138,9 +137,9 @@ class EagerModel:
         )
         row = cache[position]
         row[:C] = self._rms_norm(latent[0], w.kv_norm)
-        row[C:] = self._rope(k_rope[0], cos, sin)
+        row[C:] = self._rope(k_rope[0], rotation)
         q_latent = torch.bmm(q_nope.view(H, 1, -1), w.w_kc).view(H, C)
-        q = torch.cat([q_latent, self._rope(rotated.view(H, R), cos, sin)], 1)
+        q = torch.cat([q_latent, self._rope(rotated.view(H, R), rotation)], 1)
         keys = cache[: position + 1]
         probability = (torch.mm(q, keys.t()).float() * c.softmax_scale).softmax(-1).to(x.dtype)
         attended = torch.mm(probability, keys[:, :C])

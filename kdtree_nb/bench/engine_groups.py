@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,13 +14,16 @@ from kdtree_nb import reference
 from kdtree_nb.bench import setting
 from kdtree_nb.bench.eager_torch import EagerModel
 from kdtree_nb.bench.peers import FirstCandidateOnly
-from kdtree_nb.bench.runner import Effort, Measurement, compete, once, require
+from kdtree_nb.bench.runner import Effort, Measurement, clock, compete, once, require
 from kdtree_nb.config import ModelConfig
 from kdtree_nb.drafters import Drafter, NGram
 from kdtree_nb.goldens import load_goldens
 from kdtree_nb.kdtr import open_kdtr
 from kdtree_nb.model.checkpoint import DATA_DIR
-from kdtree_nb.speculate import Engine, Generation
+from kdtree_nb.speculate import Engine, Generation, StepRecord
+
+Runs = Mapping[str, Callable[..., Generation]]
+"""Contender -> `generate_ar` or `generate_ddtree` of an engine."""
 
 BUDGET = 16
 NUM_SLOTS = 1024
@@ -28,41 +33,31 @@ def ngram_ddtree(effort: Effort) -> list[Measurement]:
     """NGram DDTree against AR on repetitive real text, whole calls with prefill: all prompts, then each by itself."""
     engine = Engine(setting.model("tiny"), drafter=NGram(), budget=BUDGET)
     runs = {"AR": engine.generate_ar, "DDTree": engine.generate_ddtree}
-    prompts = setting.prompts("repetitive")
     params = {"model": "tiny", "budget": BUDGET, "num_tokens": effort.num_tokens}
     single = []
-    for name, prompt in prompts.items():
-        _require_same_tokens("ngram_ddtree", runs, prompt, effort.num_tokens)
-        contenders = {run: _whole(generate, prompt, effort.num_tokens) for run, generate in runs.items()}
-        single += compete("ngram_ddtree_prompt", contenders, effort.num_rounds, {"prompt": name, **params})
+    for name, prompt in setting.prompts("repetitive").items():
+        single += _one_prompt("ngram_ddtree_prompt", runs, prompt, effort, {"prompt": name, **params})
     return _added("ngram_ddtree", single, params) + single
 
 
 def ngram_chain(effort: Effort) -> list[Measurement]:
     """The same drafter drafting one chain, or a tree: whole calls over all repetitive prompts."""
-    model, num_tokens = setting.model("tiny"), effort.num_tokens
+    model = setting.model("tiny")
     drafters: dict[str, Drafter] = {"chain": FirstCandidateOnly(NGram()), "tree": NGram()}
     runs = {name: Engine(model, drafter=d, budget=BUDGET).generate_ddtree for name, d in drafters.items()}
-    params = {"model": "tiny", "budget": BUDGET, "num_tokens": num_tokens}
-    single = []
-    for prompt in setting.prompts("repetitive").values():
-        _require_same_tokens("ngram_chain", runs, prompt, num_tokens)
-        contenders = {run: _whole(generate, prompt, num_tokens) for run, generate in runs.items()}
-        single += compete("ngram_chain", contenders, effort.num_rounds)
-    return _added("ngram_chain", single, params)
+    params = {"model": "tiny", "budget": BUDGET, "num_tokens": effort.num_tokens}
+    return _all_prompts("ngram_chain", runs, setting.prompts("repetitive").values(), effort, params)
 
 
 def models(effort: Effort) -> list[Measurement]:
-    """NGram DDTree against AR on both models, each on a golden prompt."""
+    """NGram DDTree against AR on tiny (the repetitive prompts) and on tiny2 (random weights, so its golden prompts)."""
+    tiny2 = [golden.prompt for golden in load_goldens("tiny2")]
     results = []
-    for name in ("tiny", "tiny2"):
+    for name, prompts in (("tiny", setting.prompts("repetitive").values()), ("tiny2", tiny2)):
         engine = Engine(setting.model(name), drafter=NGram(), budget=BUDGET)
         runs = {"AR": engine.generate_ar, "DDTree": engine.generate_ddtree}
-        prompt = max(load_goldens(name), key=lambda golden: len(golden.prompt)).prompt
-        _require_same_tokens("models", runs, prompt, effort.num_tokens)
-        contenders = {run: _whole(generate, prompt, effort.num_tokens) for run, generate in runs.items()}
         params = {"model": name, "budget": BUDGET, "num_tokens": effort.num_tokens}
-        results += compete("models", contenders, effort.num_rounds, params)
+        results += _all_prompts("models", runs, prompts, effort, params)
     return results
 
 
@@ -95,18 +90,15 @@ def _numpy_steps(
     state = model.prefill([prompt], NUM_SLOTS)
     start_len = state.prefix_len.copy()
 
-    def sample() -> float:
+    def decode() -> None:
         state.prefix_len[:] = start_len
         token, tokens = np.array(prompt[-1:]), []
-        start = time.perf_counter()
         for _ in range(num_steps):
             token = reference.argmax(model.step(state, token))
-            tokens.append(token[0])
-        seconds = (time.perf_counter() - start) / num_steps
-        texts["numpy"] = [int(t) for t in tokens]
-        return seconds
+            tokens.append(int(token[0]))
+        texts["numpy"] = tokens
 
-    return sample
+    return lambda: clock(decode) / num_steps
 
 
 def _eager_steps(
@@ -114,13 +106,11 @@ def _eager_steps(
 ) -> Callable[[], float]:
     model.prefill(prompt)
 
-    def sample() -> float:
+    def decode() -> None:
         model.length = len(prompt) - 1
-        start = time.perf_counter()
         texts["eager torch"] = model.decode(prompt[-1], num_steps)
-        return (time.perf_counter() - start) / num_steps
 
-    return sample
+    return lambda: clock(decode) / num_steps
 
 
 def _engine_steps(
@@ -130,7 +120,11 @@ def _engine_steps(
 
     def sample() -> float:
         ends: list[float] = []
-        run = engine.generate_ar(prompt, num_steps + 1, on_step=lambda step: ends.append(time.perf_counter()))
+
+        def stamp(step: StepRecord) -> None:
+            ends.append(time.perf_counter())
+
+        run = engine.generate_ar(prompt, num_steps + 1, stop_token_ids=(), on_step=stamp)
         texts["native"] = run.tokens[:num_steps]
         return (ends[-1] - ends[0]) / (len(ends) - 1)
 
@@ -142,18 +136,26 @@ def ar_steps(name: str, dtype: torch.dtype, num_steps: int) -> Callable[[], floa
     return _engine_steps(Engine(setting.model(name, dtype=dtype)), load_goldens(name)[0].prompt, num_steps, {})
 
 
-def _whole(generate: Callable[..., Generation], prompt: list[int], num_tokens: int) -> Callable[[], float]:
-    return once(lambda: generate(prompt, num_tokens, stop_token_ids=()))
-
-
-def _require_same_tokens(
-    group: str, runs: Mapping[str, Callable[..., Generation]], prompt: list[int], num_tokens: int
-) -> None:
-    texts = [generate(prompt, num_tokens, stop_token_ids=()).tokens for generate in runs.values()]
+def _one_prompt(
+    group: str, runs: Runs, prompt: list[int], effort: Effort, params: Mapping[str, Any]
+) -> list[Measurement]:  # fmt: skip
+    """Whole calls on one prompt, after a check that all give the same tokens."""
+    calls = {
+        name: functools.partial(run, prompt, effort.num_tokens, stop_token_ids=()) for name, run in runs.items()
+    }  # fmt: skip
+    texts = [call().tokens for call in calls.values()]
     require(all(text == texts[0] for text in texts), group, "the tokens")
+    return compete(group, {name: once(call) for name, call in calls.items()}, effort.num_rounds, params)
 
 
-def _added(group: str, single: Sequence[Measurement], params: dict[str, object]) -> list[Measurement]:
+def _all_prompts(
+    group: str, runs: Runs, prompts: Iterable[list[int]], effort: Effort, params: Mapping[str, Any]
+) -> list[Measurement]:
+    """Whole calls, summed over the prompts."""
+    return _added(group, [m for p in prompts for m in _one_prompt(group, runs, p, effort, params)], params)
+
+
+def _added(group: str, single: Sequence[Measurement], params: Mapping[str, Any]) -> list[Measurement]:
     """Per contender, the samples of one round summed over what was measured one by one."""
     contenders = dict.fromkeys(m.name.partition("/")[2] for m in single)
     parts = {c: [m.samples for m in single if m.name.endswith(f"/{c}")] for c in contenders}

@@ -11,6 +11,7 @@ GROUPS: dict[str, Group] = {
     "ngram_chain": engine_groups.ngram_chain,
     "models": engine_groups.models,
     "linear": op_groups.linear,
+    "dense_block": op_groups.dense_block,
     "tree_build": op_groups.tree_build,
     "verify_rows": op_groups.verify_rows,
     "verify_sweep": op_groups.verify_sweep,

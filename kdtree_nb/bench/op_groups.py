@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
+from torch.nn import functional
 
 from kdtree_nb.bench import setting
 from kdtree_nb.bench.peers import accept_python, compact_python, masked_attention, tree_mask
 from kdtree_nb.bench.runner import Effort, Measurement, compete, per_call, require
 from kdtree_nb.bench.tree_heapq import build_tree_heapq
 from kdtree_nb.native import ops
+from kdtree_nb.speculate.forward import TreeForward
 from kdtree_nb.tree import DraftTree
 
 PREFIX_LEN = 256
@@ -38,7 +39,7 @@ def _linear_contenders(
     x: torch.Tensor, weight: torch.Tensor, packed: ops.PackedLinear
 ) -> dict[str, Callable[[], float]]:
     functions: dict[str, Callable[[], object]] = {
-        "torch": lambda: torch.nn.functional.linear(x, weight),
+        "torch": lambda: functional.linear(x, weight),
         "native": lambda: ops.linear(x, packed),
     }
     tolerance = 1e-4 if x.dtype == torch.float32 else 5e-2
@@ -50,15 +51,36 @@ def _linear_contenders(
     return {name: per_call(function) for name, function in functions.items()}
 
 
+def dense_block(effort: Effort) -> list[Measurement]:
+    """One row through a dense feed-forward block of tiny: eager torch against the native operations."""
+    config, generator = setting.model("tiny").config, torch.Generator().manual_seed(0)
+    D, width, eps = config.hidden_size, config.intermediate_size, config.rms_norm_eps
+    gate_up = torch.randn(2 * width, D, generator=generator) / D**0.5
+    down = torch.randn(D, width, generator=generator) / width**0.5
+    norm, x = torch.ones(D), torch.randn(1, D, generator=generator)
+    packed_gate_up, packed_down = ops.pack_linear(gate_up), ops.pack_linear(down)
+
+    def eager() -> torch.Tensor:
+        gate, up = functional.linear(functional.rms_norm(x, (D,), norm, eps), gate_up).chunk(2, -1)
+        return x + functional.linear(functional.silu(gate) * up, down)
+
+    def native() -> torch.Tensor:
+        return ops.linear(ops.swiglu(ops.linear(ops.rms_norm(x, norm, eps), packed_gate_up)), packed_down, x)
+
+    require(torch.allclose(eager(), native(), rtol=1e-4, atol=1e-4), "dense_block", "the output to 1e-4")
+    contenders = {"eager torch": per_call(eager), "native": per_call(native)}
+    return compete("dense_block", contenders, effort.num_rounds, {"model": "tiny", "rows": 1, "dtype": "float32"})
+
+
 def tree_build(effort: Effort) -> list[Measurement]:
     """A tree of budget 64 over 15 depths: the published algorithm in Python against the native one."""
     budget, depth, num_candidates = 64, 15, 64
-    log_probs, ids = setting.random_candidates(depth, num_candidates, vocab_size=4096)
-    tensors = torch.from_numpy(log_probs)[None], torch.from_numpy(ids)[None], torch.tensor([1])
+    log_probs, ids = map(torch.from_numpy, setting.random_candidates(depth, num_candidates, vocab_size=4096))
+    tensors = log_probs[None], ids[None], torch.tensor([1])
     published, tree = build_tree_heapq(log_probs, ids, budget), ops.tree_build(*tensors, budget)
     require(tree.parent[0].tolist() == published.parent, "tree_build", "parents")
-    require(tree.token[0, 1:].tolist() == published.token, "tree_build", "tokens")
-    require(np.array_equal(tree.visibility(0).numpy(), published.visibility), "tree_build", "visibility")
+    require(torch.equal(tree.token[0, 1:], published.token), "tree_build", "tokens")
+    require(torch.equal(tree.visibility(0), published.visibility), "tree_build", "visibility")
     contenders = {
         "heapq": per_call(lambda: build_tree_heapq(log_probs, ids, budget)),
         "native": per_call(lambda: ops.tree_build(*tensors, budget)),
@@ -89,15 +111,15 @@ def verify_sweep(effort: Effort) -> list[Measurement]:
 
 
 def _verify(num_rows: int) -> Callable[[], torch.Tensor]:
-    """The verify stage on a ready tree: rows, target forward, argmax."""
+    """What the engine does with a ready tree: one target forward over its rows, and their greedy choices."""
     model = setting.model("tiny")
     cache, prefix_len, bonus = setting.scene(model, PREFIX_LEN)
     tree = setting.random_tree(num_rows, bonus, model.config.vocab_size)
+    forward = TreeForward(model, cache, prefix_len)
 
     @torch.inference_mode()
     def verify() -> torch.Tensor:
-        rows = ops.tree_rows(tree, prefix_len)
-        return ops.argmax(model.forward(rows, tree, cache, prefix_len))
+        return forward(tree, num_rows)[1]
 
     return verify
 

@@ -52,7 +52,7 @@ def accept_python(tree: DraftTree, stream: int, target_token: Tensor) -> tuple[l
 
 
 def compact_python(cache: Tensor, stream: int, prefix_len: int, path: list[int]) -> None:
-    """Gather the accepted rows of every layer behind the root: cache [layers, S, P, C+R]."""
+    """Gather the accepted rows of every layer behind the root, in place: cache [layers, S, P, C+R]."""
     first = prefix_len + 1
-    rows = torch.tensor([prefix_len + node for node in path])
+    rows = torch.tensor([prefix_len + node for node in path], dtype=torch.long)
     cache[:, stream, first : first + len(path)] = cache[:, stream, rows]

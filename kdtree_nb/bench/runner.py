@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from tqdm.auto import tqdm
 
 from kdtree_nb.errors import KdtreeError
-from kdtree_nb.viz.timing import measure
+
+MIN_SAMPLE_S = 2e-3
+"""A sample lasts at least about this long: a short call is repeated inside it."""
 
 Sample = Callable[[], float]
 """Takes one sample: does the work and returns seconds."""
@@ -25,7 +29,7 @@ class Effort:
     """How much work a run may do. num_rounds: samples per contender; num_tokens: length of a generation."""
 
     num_rounds: int = 15
-    num_tokens: int = 128
+    num_tokens: int = 256
 
     @classmethod
     def quick(cls) -> Effort:
@@ -53,19 +57,30 @@ Group = Callable[[Effort], list[Measurement]]
 
 
 def per_call(function: Callable[[], object]) -> Sample:
-    """Samples seconds per call of `function`; a short one is called often enough within a sample."""
-    return lambda: measure(function, repeats=1, warm_up=1)[0]
+    """Samples seconds per call of `function`, over as many calls as the first sample found to last long enough."""
+    num_calls = 0
+
+    def sample() -> float:
+        nonlocal num_calls
+        if not num_calls:
+            function()
+            num_calls = max(1, math.ceil(MIN_SAMPLE_S / min(clock(function) for _ in range(3))))
+        return clock(function, num_calls)
+
+    return sample
 
 
 def once(function: Callable[[], object]) -> Sample:
     """Samples seconds of a single call."""
+    return lambda: clock(function)
 
-    def sample() -> float:
-        start = time.perf_counter()
+
+def clock(function: Callable[[], object], num_calls: int = 1) -> float:
+    """Wall seconds per call, as in use: the garbage collector runs."""
+    start = time.perf_counter()
+    for _ in range(num_calls):
         function()
-        return time.perf_counter() - start
-
-    return sample
+    return (time.perf_counter() - start) / num_calls
 
 
 def compete(
@@ -82,12 +97,13 @@ def compete(
 
 
 def run_groups(groups: Mapping[str, Group], effort: Effort, show_progress: bool = True) -> list[Measurement]:
-    """Run the groups one after the other. Raises BenchmarkError when contenders disagree about a result."""
+    """Run the groups one after the other, in inference mode. Raises BenchmarkError when contenders disagree."""
     results: list[Measurement] = []
     progress = tqdm(groups.items(), desc="bench", unit="group", disable=not show_progress)
     for name, group in progress:
         progress.set_postfix_str(name)
-        results += group(effort)
+        with torch.inference_mode():
+            results += group(effort)
     return results
 
 

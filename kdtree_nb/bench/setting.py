@@ -38,14 +38,14 @@ def chain(tokens: torch.Tensor) -> DraftTree:
     return ops.tree_build(certain, tokens[1:].view(1, -1, 1).contiguous(), tokens[:1].clone(), len(tokens) - 1)
 
 
-@torch.inference_mode()
 def scene(model: Model, prefix_len: int, room: int = 128) -> Scene:
     """`prefix_len` tokens of a repetitive prompt (repeated if short) in a cache with `room` more slots."""
     text = next(iter(prompts("repetitive").values()))
     tokens = torch.tensor((text * (prefix_len // len(text) + 1))[: prefix_len + 1])
     cache, length = model.new_cache(1, prefix_len + room), torch.zeros(1, dtype=torch.int32)
     tree = chain(tokens[:-1])
-    model.forward(ops.tree_rows(tree, length), tree, cache, length, need_logits=False)
+    with torch.inference_mode():
+        model.forward(ops.tree_rows(tree, length), tree, cache, length, need_logits=False)
     return Scene(cache, torch.tensor([prefix_len], dtype=torch.int32), tokens[-1:])
 
 

@@ -47,6 +47,6 @@ def ratio(
 
 
 def missed_targets(measurements: Sequence[Measurement]) -> list[tuple[Target, float]]:
-    """The targets that these measurements miss, each with the ratio found. Groups that were not measured don't count."""
+    """The targets that these measurements miss, each with the ratio found. What was not measured does not count."""
     found = ((t, ratio(measurements, t.group, t.baseline, t.contender)) for t in TARGETS)
     return [(target, got) for target, got in found if got is not None and not got >= target.at_least]

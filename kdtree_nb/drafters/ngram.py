@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 
 import torch
 
@@ -30,7 +31,7 @@ class SuffixIndex:
         self.tokens = tokens
         self.num_indexed = 0
         self.lengths = range(max_n, min_n - 1, -1)
-        self.ends: dict[tuple[int, ...], list[int]] = {}
+        self.ends: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
 
     def covers(self, tokens: list[int]) -> bool:
         """Whether `tokens` is the list that was indexed, perhaps grown since."""
@@ -42,7 +43,7 @@ class SuffixIndex:
         for end in range(max(self.num_indexed, 1), len(tokens)):
             for n in self.lengths:
                 if n <= end:
-                    ends.setdefault(tuple(tokens[end - n : end]), []).append(end)
+                    ends[tuple(tokens[end - n : end])].append(end)
         self.num_indexed = len(tokens)
 
     def lookup(self, num_matches: int) -> list[int]:
@@ -119,18 +120,19 @@ class NGram:
 def _count(voters: list[tuple[list[int], float]]) -> list[Level]:
     """Per depth the favourite and its strong rivals, by the voters that agreed on all favourites so far."""
     levels: list[Level] = []
-    while len(voters) > 1:
-        depth = len(levels)
-        votes: dict[int, float] = {}
-        for text, weight in voters:
-            votes[text[depth]] = votes.get(text[depth], 0.0) + weight
-        if len(votes) == 1:
-            levels.append([(token, _SURE) for token in votes])
+    while voters:
+        depth, end = len(levels), min(len(text) for text, _ in voters)
+        common = voters[0][0][depth:end]
+        if all(text[depth:end] == common for text, _ in voters):
+            levels += [[(token, _SURE)] for token in common]
         else:
+            votes: defaultdict[int, float] = defaultdict(float)
+            for text, weight in voters:
+                votes[text[depth]] += weight
             levels.append(_elect(votes))
             voters = [voter for voter in voters if voter[0][depth] == levels[-1][0][0]]
-        voters = [voter for voter in voters if len(voter[0]) > depth + 1]
-    return levels + [[(token, _SURE)] for text, _ in voters for token in text[len(levels) :]]
+        voters = [voter for voter in voters if len(voter[0]) > len(levels)]
+    return levels
 
 
 def _elect(votes: dict[int, float]) -> Level:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from kdtree_nb.model.mla import Attention, rope_table
 from kdtree_nb.model.moe import DenseFeedForward, MoeFeedForward
 from kdtree_nb.model.transformer import Layer, Model
 from kdtree_nb.native import ops, require
+from kdtree_nb.tiny2 import tiny2_config, tiny2_weights
 
 DATA_DIR = Path(__file__).resolve().parents[2] / "data"
 """Where the models that this project ships lie."""
@@ -39,8 +39,7 @@ def load_model(
     """
     name = os.fspath(path_or_name)
     if name == "tiny2":
-        tiny2 = importlib.import_module("kdtree_nb.train.tiny2")
-        return build_model(tiny2.tiny2_config(), tiny2.tiny2_weights(), device, dtype)
+        return build_model(tiny2_config(), tiny2_weights(), device, dtype)
     path = DATA_DIR / "tiny.kdtr" if name == "tiny" else Path(name)
     if not path.is_file():
         raise CheckpointError(
@@ -63,7 +62,7 @@ def build_model(
 
 
 def _what(path: Path) -> str:
-    return "a folder" if path.is_dir() else "nothing"
+    return "a folder" if path.is_dir() else "no regular file" if path.exists() else "nothing"
 
 
 def _checked(read: Weights, names: list[str], source: str) -> Weights:

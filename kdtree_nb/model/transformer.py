@@ -39,6 +39,13 @@ class Model:
         """An empty cache for `num_streams` streams of `num_slots` tokens each, in the model's dtype."""
         return LatentCache(self.config, num_streams, num_slots, self.dtype, self.device)
 
+    def tensors(self) -> list[torch.Tensor]:
+        """What a forward reads besides its arguments: weights as they are packed, and tables."""
+        parts = [self, *(part for layer in self.layers for part in (layer.attention, layer.feed_forward))]
+        values = [value for part in parts for value in getattr(part, "__dict__", {}).values()]
+        flat = [v for value in values for v in (value if isinstance(value, tuple) else (value,))]
+        return [v for v in flat if isinstance(v, torch.Tensor)]
+
     def forward(
         self, rows: ops.Rows, tree: DraftTree, cache: LatentCache, prefix_len: torch.Tensor, need_logits: bool = True
     ) -> torch.Tensor | None:

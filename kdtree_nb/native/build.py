@@ -24,7 +24,7 @@ import torch
 from kdtree_nb.errors import KernelBuildError, KernelUnavailableError
 from kdtree_nb.native.cuda_toolchain import CudaToolchain
 from kdtree_nb.native.guard import cache_errors, environment, file_lock
-from kdtree_nb.native.toolchain import Toolchain, find_toolchain
+from kdtree_nb.native.toolchain import Toolchain, as_one_word, find_toolchain
 
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-ffp-contract=off")
 """Compiler flags of every source. No fast-math: additions keep their order; fma happens only where it is written."""
@@ -180,8 +180,9 @@ def build_library(root: Path, cache: Path, report: Report, lock_timeout_s: float
     folder = cache / name
     library = folder / f"{name}.so"
     no_cuda = "" if isinstance(toolchain.cuda, CudaToolchain) else str(toolchain.cuda)
-    if library.is_file():
-        return Build(name, library, 0.0, no_cuda)
+    with cache_errors(cache):
+        if library.is_file():
+            return Build(name, library, 0.0, no_cuda)
     with cache_errors(cache), file_lock(_make(folder) / "lock", lock_timeout_s, report):
         if library.is_file():  # another process has built it while this one waited
             return Build(name, library, 0.0, no_cuda)
@@ -224,7 +225,7 @@ def _run_compiler(
 ) -> str:
     """Compile, link and load. Returns the library's path, which has another stem when this process tried before."""
     path = f"{toolchain.ninja_dir}{os.pathsep}{os.environ.get('PATH', '')}"
-    variables = {"PATH": path, "CXX": toolchain.compiler, "MAX_JOBS": str(jobs)}
+    variables = {"PATH": path, "CXX": as_one_word(toolchain.compiler, build_dir), "MAX_JOBS": str(jobs)}
     if cuda:
         variables |= {"CUDA_HOME": str(cuda.home), "PYTORCH_NVCC": str(cuda.nvcc)}
     with environment(**variables):

@@ -19,9 +19,9 @@ Result = TypeVar("Result")
 @functools.cache
 def _library() -> ctypes.PyDLL:
     library = ctypes.PyDLL(str(build.load().path))
-    library.kdtree_capture_begin.restype = ctypes.c_void_p
+    library.kdtree_capture_new.restype = ctypes.c_void_p
     library.kdtree_capture_num_calls.restype = ctypes.c_int64
-    for name in ("replay", "num_calls", "free"):
+    for name in ("begin", "end", "replay", "num_calls", "free"):
         getattr(library, f"kdtree_capture_{name}").argtypes = [ctypes.c_void_p]
     return library
 
@@ -38,13 +38,13 @@ class Capture(Generic[Result]):
     def __init__(self, function: Callable[[], Result]) -> None:
         self._library = _library()
         self._function = function
-        self._handle = self._library.kdtree_capture_begin()
-        if self._handle is None:
-            raise KdtreeError("capture: expected no capture in progress on this thread, got one inside another")
-        try:
+        self._handle = self._library.kdtree_capture_new()
+        try:  # around begin as well: Ctrl-C may come between any two lines, and must not leave this thread recording
+            if self._library.kdtree_capture_begin(self._handle):
+                raise KdtreeError("capture: expected no capture in progress on this thread, got one inside another")
             self.result = function()
         finally:
-            self._library.kdtree_capture_end()
+            self._library.kdtree_capture_end(self._handle)
 
     @property
     def num_calls(self) -> int:

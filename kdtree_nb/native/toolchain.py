@@ -57,7 +57,11 @@ def find_toolchain() -> Toolchain:
 def find_compiler() -> str:
     """The C++ compiler command: $CXX, else the first of c++, g++, clang++ on PATH."""
     chosen = os.environ.get("CXX", "").strip()
-    names = (shlex.split(chosen)[0],) if chosen else COMPILER_NAMES
+    try:
+        names = (shlex.split(chosen)[0],) if chosen else COMPILER_NAMES
+    except ValueError as error:
+        message = f"native kernels: CXX={chosen!r} is no command: {error}. Set CXX to a C++ compiler."
+        raise KernelBuildError(message) from error
     for name in names:
         if shutil.which(name):
             return chosen or name
@@ -67,6 +71,17 @@ def find_compiler() -> str:
         "(Debian, Ubuntu: `apt install g++`; Fedora: `dnf install gcc-c++`; conda: `conda install gxx`) "
         "or set CXX to its path."
     )
+
+
+def as_one_word(compiler: str, folder: Path) -> str:
+    """The compiler for torch, which takes CXX for one word: a launcher or options (`ccache g++`) go into a script
+    in `folder`."""
+    if len(shlex.split(compiler)) == 1:
+        return compiler
+    script = folder / "g++"
+    script.write_text(f'#!/bin/sh\nexec {compiler} "$@"\n', encoding="utf-8")
+    script.chmod(0o755)
+    return str(script)
 
 
 def compiler_version(compiler: str) -> str:

@@ -8,9 +8,15 @@ from typing import NamedTuple
 import torch
 
 from kdtree_nb.drafters import DraftCandidates, DraftContext, Drafter
-from kdtree_nb.model import Model
 from kdtree_nb.native import ops
-from kdtree_nb.speculate.drafting import chain_trees, check_tokens, root_trees, tree_from_candidates, tree_from_drafter
+from kdtree_nb.speculate.drafting import (
+    chain_trees,
+    check_draft,
+    check_tokens,
+    root_trees,
+    tree_from_candidates,
+    tree_from_drafter,
+)
 from kdtree_nb.speculate.forward import TreeForward
 from kdtree_nb.speculate.stats import STAGES, StepRecord, timed
 from kdtree_nb.speculate.stream import Stream
@@ -49,20 +55,17 @@ class Batch:
     """
 
     def __init__(
-        self, model: Model, drafter: Drafter | None, streams: list[Stream], return_logits: bool = False,
+        self, forward: TreeForward, drafter: Drafter | None, streams: list[Stream], return_logits: bool = False,
         on_step: Callable[[StepRecord], None] | None = None,
     ) -> None:  # fmt: skip
-        self.model, self.drafter, self.streams = model, drafter, streams
+        self.model, self.drafter, self.streams = forward.model, drafter, streams
         self.return_logits, self.on_step = return_logits, on_step
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self.num_steps = 0
         self.max_budget = max(s.budget for s in streams)
-        S, device = len(streams), model.device
-        self.prefix_len = torch.zeros(S, dtype=torch.int32, device=device)
-        self.bonus = torch.tensor([s.tokens[-1] for s in streams], device=device)
+        self.forward, self.cache, self.prefix_len = forward, forward.cache, forward.prefix_len.zero_()
+        self.bonus = torch.tensor([s.tokens[-1] for s in streams], device=self.model.device)
         self.roots = root_trees(self.bonus)
-        self.cache = model.new_cache(S, max(s.max_tokens for s in streams) + 1 + self.max_budget)
-        self.forward = TreeForward(model, self.cache, self.prefix_len)
         self._retire()
 
     def _retire(self) -> None:
@@ -111,7 +114,10 @@ class Batch:
             vocab_size=vocab_size,
             device=self.model.device,
         )
-        return self.drafter.draft(context)
+        ends = [(len(s.tokens), s.tokens[-1]) for s in self.running]
+        draft = self.drafter.draft(context)
+        check_draft(self, draft, ends)
+        return draft
 
     @timed("build")
     def build(self, draft: DraftCandidates | DraftTree | None) -> DraftTree:

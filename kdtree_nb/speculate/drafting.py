@@ -33,6 +33,21 @@ def root_trees(bonus: torch.Tensor) -> DraftTree:
     return ops.tree_build(candidates, candidates.long(), bonus, 0)
 
 
+def check_draft(batch: Batch, draft: object, ends: list[tuple[int, int]]) -> None:
+    """Raises ValueError unless a drafter's answer has its type and device and the running streams' tokens still end so.
+
+    ends: per running stream, how many tokens it had before the drafter was asked, and the last of them
+    """
+    if not isinstance(draft, DraftCandidates | DraftTree):
+        raise ValueError(f"draft: {_name(batch)}: expected DraftCandidates or a DraftTree, got {type(draft).__name__}")
+    first = draft.token if isinstance(draft, DraftTree) else draft.log_probs
+    device = getattr(first, "device", "no tensor")
+    if device != batch.model.device:
+        raise ValueError(f"draft: {_name(batch)}: expected tensors on {batch.model.device}, got {device}")
+    if [(len(s.tokens), *s.tokens[-1:]) for s in batch.running] != ends:
+        raise ValueError(f"draft: {_name(batch)}: expected context.tokens to be left as they are, got them changed")
+
+
 def tree_from_candidates(batch: Batch, draft: DraftCandidates) -> DraftTree:
     """The heaviest trees of the running streams' candidates. Raises ValueError on bad ones, NonFiniteError on NaN."""
     device = batch.model.device
@@ -72,6 +87,8 @@ def tree_from_drafter(batch: Batch, draft: DraftTree) -> DraftTree:
         )
     fields = tuple(f.to(batch.model.device) for f in fields)
     token, parent, depth, log_prob, bits, num_nodes = (f if place is None else f[place] for f in fields)
+    if not draft.num_nodes.gt(0).all():
+        raise ValueError(f"draft: {_name(batch)}: expected trees of at least 1 node, got {draft.num_nodes.tolist()}")
     if not torch.equal(token[:, 0] * batch.active, batch.bonus * batch.active):
         raise ValueError(f"draft: {_name(batch)}: expected trees whose roots are the bonus tokens, got others")
     limit = torch.tensor([s.num_remaining - 1 for s in batch.streams], dtype=torch.int32, device=depth.device)

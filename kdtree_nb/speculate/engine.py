@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 import torch
@@ -9,7 +10,8 @@ import torch
 from kdtree_nb.drafters import Drafter
 from kdtree_nb.model import Model
 from kdtree_nb.speculate.batch import Batch
-from kdtree_nb.speculate.request import check_budgets, check_counts, check_prompts
+from kdtree_nb.speculate.forward import TreeForward
+from kdtree_nb.speculate.request import check_budgets, check_counts, check_prompts, check_stop_tokens
 from kdtree_nb.speculate.stats import Generation, StepRecord
 from kdtree_nb.speculate.stream import Stream
 
@@ -22,6 +24,8 @@ Prompts = Sequence[int] | Sequence[Sequence[int]]
 class Engine:
     """Decodes with `model`. A call keeps its own state: after an error the engine is as good as before.
 
+    The cache of a finished call is kept for the next one, and what was captured on it.
+
     drafter:     who proposes tokens for `generate_ddtree`; its quality decides the speed, never the output
     budget:      most drafted tokens per stream and step, 0 … 1023
     max_seq_len: most tokens of prompt and output together; default: the model's, at most 4096
@@ -30,10 +34,14 @@ class Engine:
     def __init__(
         self, model: Model, drafter: Drafter | None = None, budget: int = 16, max_seq_len: int | None = None
     ) -> None:
+        if drafter is not None and (isinstance(drafter, type) or not hasattr(drafter, "draft")):
+            raise ValueError(f"Engine: drafter: expected an instance with a method draft, got {drafter!r}")
         self.model, self.drafter = model, drafter
+        self._spares: list[TreeForward] = []
         self.budget = check_budgets("Engine", budget, 1)[0]
         longest = model.config.max_position_embeddings
-        self.max_seq_len = min(DEFAULT_MAX_SEQ_LEN, longest) if max_seq_len is None else max_seq_len
+        wanted = min(DEFAULT_MAX_SEQ_LEN, longest) if max_seq_len is None else max_seq_len
+        self.max_seq_len = check_counts("Engine: max_seq_len", wanted, 1)[0]
         if not 2 <= self.max_seq_len <= longest:
             raise ValueError(
                 f"Engine: max_seq_len: expected 2 … {longest} (the model's max_position_embeddings), got {max_seq_len}"
@@ -60,8 +68,6 @@ class Engine:
         Raises ValueError on a bad prompt, budget or count, and NonFiniteError on NaN logits.
         """
         budget = self.budget if budget is None else budget
-        if self.drafter is None and budget != 0:
-            raise ValueError(f"generate_ddtree: expected a drafter for budget {budget}, got none: Engine(drafter=…)")
         return self._generate(prompt_ids, max_new_tokens, budget, return_logits, stop_token_ids, on_step)
 
     @torch.inference_mode()
@@ -71,16 +77,27 @@ class Engine:
     ) -> Generation | list[Generation]:  # fmt: skip
         prompts, is_single = check_prompts(prompt_ids, self.model.config.vocab_size, self.max_seq_len)
         stop = self.model.config.eos_token_ids if stop_token_ids is None else stop_token_ids
-        streams = self._streams(prompts, max_new_tokens, budget, frozenset(stop))
-        batch = Batch(self.model, self.drafter, streams, return_logits, on_step)
+        streams = self._streams(prompts, max_new_tokens, budget, check_stop_tokens(stop))
+        forward = self._forward_for(streams)
+        batch = Batch(forward, self.drafter, streams, return_logits, on_step)
         if batch.running:
             batch.prefill()
         while batch.running:
             batch.step()
+        self._spares[:] = [forward]
         vocab_size, device = self.model.config.vocab_size, self.model.device
         no_logits = torch.empty(0, vocab_size, device=device) if return_logits else None
         results = [s.result(batch.seconds, no_logits) for s in streams]
         return results[0] if is_single else results
+
+    def _forward_for(self, streams: list[Stream]) -> TreeForward:
+        """The cache and the captured forwards of the last call where they fit, else new ones."""
+        num_slots = max(s.max_tokens + 1 + s.budget for s in streams)
+        with contextlib.suppress(IndexError):
+            spare = self._spares.pop()  # whichever thread takes it, has it alone
+            if spare.fits(self.model, len(streams), num_slots):
+                return spare
+        return TreeForward.allocate(self.model, len(streams), num_slots)
 
     def _streams(
         self, prompts: list[list[int]], max_new_tokens: int | Sequence[int], budget: int | Sequence[int],
@@ -88,6 +105,8 @@ class Engine:
     ) -> list[Stream]:  # fmt: skip
         counts = check_counts("max_new_tokens", max_new_tokens, len(prompts))
         budgets = check_budgets("generate", budget, len(prompts))
+        if self.drafter is None and any(budgets):
+            raise ValueError(f"generate_ddtree: expected a drafter for budget {budget}, got none: Engine(drafter=…)")
         streams = []
         for i, (prompt, count, nodes) in enumerate(zip(prompts, counts, budgets, strict=True)):
             wanted = len(prompt) + count

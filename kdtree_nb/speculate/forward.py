@@ -15,6 +15,12 @@ from kdtree_nb.tree import DraftTree
 MAX_CAPTURED_ROWS = 33
 """Forwards of more rows are not captured: their kernels take longer than the way to them."""
 
+MAX_CAPTURES = 64
+"""Shapes that are kept at a time."""
+
+SLOT_UNIT = 256
+"""A cache has a multiple of this many slots per stream."""
+
 Choice = tuple[torch.Tensor, torch.Tensor]
 """Logits f32 [T, V] and the greedy token i64 [T] of every row."""
 
@@ -26,12 +32,28 @@ def forward(model: Model, cache: LatentCache, prefix_len: torch.Tensor, tree: Dr
 
 
 class TreeForward:
-    """`forward` for one batch: always the same cache and prefix_len, whose contents change from step to step."""
+    """`forward` on one cache and prefix_len, whose contents change from step to step and from text to text."""
 
     def __init__(self, model: Model, cache: LatentCache, prefix_len: torch.Tensor) -> None:
+        self.model, self.cache, self.prefix_len = model, cache, prefix_len
         self._forward = functools.partial(forward, model, cache, prefix_len)
+        self._addresses = _addresses(model)
+        self._storages = [t.untyped_storage() for t in model.tensors()]  # captured calls read them: they must stay
         self._max_captured_rows = MAX_CAPTURED_ROWS if model.device.type == "cpu" else 0
-        self._captures: dict[tuple[int, int], tuple[DraftTree, Capture[Choice]]] = {}
+        self._captures: dict[tuple[int, int, int], tuple[DraftTree, Capture[Choice]]] = {}
+
+    @classmethod
+    def allocate(cls, model: Model, num_streams: int, num_slots: int) -> TreeForward:
+        """One with a cache of its own of at least num_slots slots, rounded up so that later texts may use it."""
+        num_slots = -(-num_slots // SLOT_UNIT) * SLOT_UNIT
+        prefix_len = torch.zeros(num_streams, dtype=torch.int32, device=model.device)
+        return cls(model, model.new_cache(num_streams, num_slots), prefix_len)
+
+    def fits(self, model: Model, num_streams: int, num_slots: int) -> bool:
+        """Whether the next batch can use it: it is large enough, and the model's weights are those captured."""
+        cache = self.cache
+        fits = cache.num_streams == num_streams and cache.num_slots >= num_slots
+        return fits and self.model is model and self._addresses == _addresses(model)
 
     def __call__(self, tree: DraftTree, num_rows: int) -> Choice:
         """The target's choice after each of the `num_rows` nodes in use. The next call may overwrite what is returned.
@@ -40,8 +62,10 @@ class TreeForward:
         """
         if num_rows > self._max_captured_rows:
             return self._forward(tree)
-        shape = (tree.max_budget, num_rows)
+        shape = (tree.max_budget, num_rows, torch.get_num_threads())
         if shape not in self._captures:
+            if len(self._captures) == MAX_CAPTURES:
+                self._captures.clear()
             fixed = _copy(tree)
             self._captures[shape] = fixed, Capture(functools.partial(self._forward, fixed))
             return self._captures[shape][1].result
@@ -51,6 +75,10 @@ class TreeForward:
         fixed.depth.copy_(tree.depth)
         fixed.num_nodes.copy_(tree.num_nodes)
         return capture.result if capture.replay() else self._forward(tree)
+
+
+def _addresses(model: Model) -> list[int]:
+    return [tensor.data_ptr() for tensor in model.tensors()]
 
 
 def _copy(tree: DraftTree) -> DraftTree:

@@ -11,18 +11,35 @@ from kdtree_nb.config import MAX_BUDGET
 
 def check_prompts(prompt_ids: Any, vocab_size: int, max_seq_len: int) -> tuple[list[list[int]], bool]:
     """Fresh lists of ids, and whether a single prompt was given. Raises ValueError on an empty or unusable prompt."""
-    prompt_ids = _as_list(prompt_ids)
+    prompt_ids = _as_list("generate", prompt_ids)
     if not prompt_ids:
         raise ValueError("generate: expected a prompt of at least 1 token (or a list of prompts), got an empty list")
-    is_single = not hasattr(prompt_ids[0], "__len__")
-    prompts = [prompt_ids] if is_single else [_as_list(p) for p in prompt_ids]
+    is_single = not (_is_sequence(prompt_ids[0]) or isinstance(prompt_ids[0], (str, bytes)))
+    prompts = [prompt_ids] if is_single else [_as_list(f"generate: prompt {i}", p) for i, p in enumerate(prompt_ids)]
     return [_check_prompt(i, p, vocab_size, max_seq_len) for i, p in enumerate(prompts)], is_single
 
 
-def _as_list(ids: Any) -> list[Any]:
+def _is_sequence(value: Any) -> bool:
+    """Whether `value` holds several numbers; a tensor or array without dimensions is one number."""
+    return hasattr(value, "__len__") and getattr(value, "ndim", 1) > 0 and not isinstance(value, (str, bytes))
+
+
+def _as_list(where: str, ids: Any) -> list[Any]:
     if isinstance(ids, (str, bytes)):
-        raise ValueError("generate: expected token ids, got text; use model.tokenizer.encode(text)")
-    return ids.tolist() if hasattr(ids, "tolist") else list(ids)
+        raise ValueError(f"{where}: expected token ids, got text; use model.tokenizer.encode(text)")
+    try:
+        return list(ids.tolist() if hasattr(ids, "tolist") else ids)
+    except TypeError as error:
+        raise ValueError(f"{where}: expected a list of token ids, got {ids!r}") from error
+
+
+def _integers(where: str, ids: list[Any]) -> list[int]:
+    try:
+        if bool in map(type, ids):
+            raise TypeError("a bool")
+        return [operator.index(token) for token in ids]
+    except TypeError as error:
+        raise ValueError(f"{where}: expected integer token ids, got {error}") from error
 
 
 def _check_prompt(index: int, prompt: list[Any], vocab_size: int, max_seq_len: int) -> list[int]:
@@ -34,10 +51,7 @@ def _check_prompt(index: int, prompt: list[Any], vocab_size: int, max_seq_len: i
             f"{where}: expected at most {max_seq_len - 1} tokens, got {len(prompt)}: one more must fit into "
             f"max_seq_len {max_seq_len}; shorten the prompt or make the engine's max_seq_len larger"
         )
-    try:
-        ids = [operator.index(token) for token in prompt]
-    except TypeError as error:
-        raise ValueError(f"{where}: expected integer token ids, got {error}") from error
+    ids = _integers(where, prompt)
     if min(ids) < 0 or max(ids) >= vocab_size:
         position = next(i for i, t in enumerate(ids) if not 0 <= t < vocab_size)
         raise ValueError(f"{where}: expected ids of 0 … {vocab_size - 1}, got {ids[position]} at position {position}")
@@ -46,7 +60,7 @@ def _check_prompt(index: int, prompt: list[Any], vocab_size: int, max_seq_len: i
 
 def check_counts(name: str, value: Any, num_streams: int, largest: int | None = None) -> list[int]:
     """One integer per stream, from 0 to `largest`. Raises ValueError otherwise."""
-    values = _as_list(value) if hasattr(value, "__len__") else [value] * num_streams
+    values = _as_list(name, value) if _is_sequence(value) else [value] * num_streams
     if len(values) != num_streams:
         raise ValueError(f"{name}: expected one integer, or one for each of {num_streams} streams, got {len(values)}")
     bounds = "of at least 0" if largest is None else f"of 0 … {largest}"
@@ -55,6 +69,11 @@ def check_counts(name: str, value: Any, num_streams: int, largest: int | None = 
         if not is_integer or v < 0 or (largest is not None and v > largest):
             raise ValueError(f"{name}: expected an integer {bounds}, got {v!r}")
     return [operator.index(v) for v in values]
+
+
+def check_stop_tokens(stop_token_ids: Any) -> frozenset[int]:
+    """The ids that end a text. Raises ValueError on anything but integers."""
+    return frozenset(_integers("stop_token_ids", _as_list("stop_token_ids", stop_token_ids)))
 
 
 def check_budgets(where: str, budget: int | Sequence[int], num_streams: int) -> list[int]:

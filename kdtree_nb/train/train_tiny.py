@@ -27,6 +27,8 @@ from kdtree_nb.train.corpus import Corpus, load_corpus
 from kdtree_nb.train.muon import Muon
 from kdtree_nb.train.tiny_torch import TINY_CONFIG, TinyModel, export_tensors, import_tensors
 
+PROGRAM = "python -m kdtree_nb.train.train_tiny"
+
 SAMPLE_PROMPTS = (
     "def read_lines(path):\n    ",
     "class Queue:\n    def __init__(self, size):\n        self.size = size\n",
@@ -168,13 +170,13 @@ def final_figures(
     return {"heldout_bits_per_byte": heldout, "train_bits_per_byte": seen, "expert_load": load, "samples": samples}
 
 
-def parse_args(argv: list[str] | None) -> argparse.Namespace:
+def parse_args(argv: list[str] | None, prog: str = PROGRAM) -> argparse.Namespace:
     """Command line of `main`."""
-    parser = argparse.ArgumentParser(prog="python -m kdtree_nb.train.train_tiny", description=__doc__)
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     parser.add_argument(
         "--out", type=Path, required=True, help="KDTR file of the weights; <stem>_training.json beside it"
     )
-    parser.add_argument("--device", default="cpu", help="torch device: cpu, cuda (default: cpu)")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="default: cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=Recipe.num_steps, help=f"default {Recipe.num_steps}")
     parser.add_argument("--batch-bytes", type=int, default=Recipe.batch_bytes, help=f"default {Recipe.batch_bytes}")
@@ -184,6 +186,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.steps < 1 or args.batch_bytes < 1:
         parser.error(f"--steps and --batch-bytes: expected at least 1, got {args.steps} and {args.batch_bytes}")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: expected a GPU that torch can use, found none; use --device cpu")
     return args
 
 
@@ -200,9 +204,9 @@ def provenance(args: argparse.Namespace, corpus: Corpus, device: torch.device) -
     }
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Train, round, measure and save."""
-    args = parse_args(argv)
+def main(argv: list[str] | None = None, prog: str = PROGRAM) -> None:
+    """Train, round, measure and save. prog: the command's name in its help."""
+    args = parse_args(argv, prog)
     device = torch.device(args.device)
     recipe = Recipe(args.steps, args.batch_bytes, num_eval_windows=args.eval_windows, seed=args.seed)
     corpus = load_corpus(args.corpus)

@@ -8,10 +8,19 @@ using kdtree::bind::recording;
 
 extern "C" {
 
-// Starts a capture; null where this thread has one in progress.
-void* kdtree_capture_begin() { return recording ? nullptr : recording = new Capture; }
+void* kdtree_capture_new() { return new Capture; }
 
-void kdtree_capture_end() { recording = nullptr; }
+// Starts to record this thread's calls. Returns 0, or 1 where it has a capture in progress.
+int kdtree_capture_begin(void* capture) {
+  if (recording) return 1;
+  recording = static_cast<Capture*>(capture);
+  return 0;
+}
+
+// Stops recording into `capture`, if that is what this thread does: a caller that was interrupted does not know.
+void kdtree_capture_end(const void* capture) {
+  if (recording == capture) recording = nullptr;
+}
 
 // Repeats the calls in order up to the first that fails, whose Status it returns.
 int kdtree_capture_replay(const void* capture) {

@@ -17,6 +17,7 @@ using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
 constexpr int64_t kPackedOutputs = 16;
+constexpr int64_t kMaxSize = int64_t{1} << 40;  // of a size that an integer argument gives: products do not overflow
 
 int64_t num_packed_blocks(int64_t num_out) { return (num_out + kPackedOutputs - 1) / kPackedOutputs; }
 
@@ -75,6 +76,7 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t num_out, const Opti
   expect_dim(op, "x", x, 2, "[T, K]");
   expect_dense_rows(op, "x", x);
   const int64_t num_rows = x.size(0), num_in = x.size(1);
+  expect_range(op, "num_out", num_out, 0, kMaxSize);
   expect_array(op, "packed", packed, x.scalar_type(), {1, num_packed_blocks(num_out), num_in, kPackedOutputs},
                "[1, ceil(N/16), K, 16]");
   const Dtype out_dtype = out_f32 ? kF32 : dtype;
@@ -95,6 +97,7 @@ Tensor linear_heads(const Tensor& x, const Tensor& packed, int64_t num_out) {
   expect_dim(op, "x", x, 3, "[T, G, K]");
   expect_dense_rows(op, "x", x);
   const int64_t num_rows = x.size(0), num_groups = x.size(1), num_in = x.size(2);
+  expect_range(op, "num_out", num_out, 0, kMaxSize);
   expect_array(op, "packed", packed, x.scalar_type(), {num_groups, num_packed_blocks(num_out), num_in, kPackedOutputs},
                "[G, ceil(N/16), K, 16]");
   Tensor out = new_cpu({num_rows, num_groups, num_out}, x.scalar_type());
@@ -180,7 +183,7 @@ Tensor moe_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down, c
   const Dtype dtype = float_type(op, "x", x);
   const auto type = x.scalar_type();
   expect_array(op, "x", x, type, {-1, -1}, "[T, D]");
-  expect_at_least(op, "width", width, 1);
+  expect_range(op, "width", width, 1, kMaxSize);
   expect_dim(op, "gate_up", gate_up, 4, "[E, ceil(2I/16), D, 16]");
   const int64_t num_rows = x.size(0), dim = x.size(1), num_experts = gate_up.size(0);
   expect_array(op, "gate_up", gate_up, type, {num_experts, num_packed_blocks(2 * width), dim, kPackedOutputs},
@@ -190,7 +193,7 @@ Tensor moe_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down, c
   KDTREE_CHECK(shared_gate_up.has_value() == shared_down.has_value(), op,
                ": expected shared_gate_up and shared_down together or neither, got one");
   if (shared_gate_up) {
-    expect_at_least(op, "shared_width", shared_width, 1);
+    expect_range(op, "shared_width", shared_width, 1, kMaxSize);
     expect_array(op, "shared_gate_up", *shared_gate_up, type,
                  {1, num_packed_blocks(2 * shared_width), dim, kPackedOutputs}, "[1, ceil(2S/16), D, 16]");
     expect_array(op, "shared_down", *shared_down, type, {1, num_packed_blocks(dim), shared_width, kPackedOutputs},
@@ -219,6 +222,8 @@ void cache_append(const Tensor& cache, const Tensor& latent, const Tensor& k_rop
   expect_array(op, "cache", cache, type, {-1, -1, -1}, "[S, P, C+R]");
   expect_array(op, "latent", latent, type, {-1, -1}, "[T, C]");
   const int64_t num_rows = latent.size(0), latent_dim = latent.size(1), rope_dim = cache.size(2) - latent_dim;
+  TORCH_CHECK_VALUE(rope_dim >= 0, op, ": latent: expected at most the ", cache.size(2), " values of a slot, got ",
+                    latent_dim);
   expect_array(op, "k_rope", k_rope, type, {num_rows, rope_dim}, "[T, R] with C+R of the cache");
   expect_array(op, "stream", stream, at::kInt, {num_rows}, "[T]");
   expect_array(op, "slot", slot, at::kInt, {num_rows}, "[T]");

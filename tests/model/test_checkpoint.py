@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from kdtree_nb.errors import CheckpointError, KdtrError
 from kdtree_nb.kdtr import Bf16, write_kdtr
 from kdtree_nb.model import build_model
 from kdtree_nb.speculate.drafting import chain_trees
-from kdtree_nb.train.tiny2 import tiny2_config, tiny2_weights
+from kdtree_nb.tiny2 import tiny2_config, tiny2_weights
 
 WEIGHTS = tiny2_weights()
 
@@ -107,3 +108,9 @@ def test_a_model_without_shared_expert_needs_no_tensors_of_it():
     config = dataclasses.replace(tiny2_config(), n_shared_experts=0)
     kept = {n: w for n, w in WEIGHTS.items() if "shared_experts" not in n}
     assert torch.isfinite(chain_logits(build_model(config, kept), [1, 2])).all()
+
+
+def test_a_pipe_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match="no regular file"):
+        load_model(tmp_path / "pipe")

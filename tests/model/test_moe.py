@@ -8,7 +8,7 @@ import torch
 
 from kdtree_nb import ops, reference
 from kdtree_nb.model.moe import DenseFeedForward, MoeFeedForward
-from kdtree_nb.train.tiny2 import tiny2_config
+from kdtree_nb.tiny2 import tiny2_config
 
 CONFIG = tiny2_config()
 D, EXPERTS, WIDTH = CONFIG.hidden_size, CONFIG.n_routed_experts, 37

@@ -12,7 +12,7 @@ from kdtree_nb import ops, reference
 from kdtree_nb.goldens import fp32_tolerance
 from kdtree_nb.model import build_model
 from kdtree_nb.speculate.drafting import chain_trees
-from kdtree_nb.train.tiny2 import tiny2_config
+from kdtree_nb.tiny2 import tiny2_config
 
 BASE = dataclasses.replace(
     tiny2_config(), vocab_size=41, hidden_size=40, num_hidden_layers=2, first_k_dense_replace=1, num_attention_heads=3,

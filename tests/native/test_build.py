@@ -90,6 +90,16 @@ def test_folders_with_spaces(kernels, tmp_path):
     assert answer_of(build.build_library(spaced, tmp_path / "my cache", print)) == 42
 
 
+def test_a_compiler_with_launcher_and_options(kernels, tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", f"env KDTREE_TEST=1 {toolchain.find_compiler()} -DOTHER='a b'")
+    assert answer_of(build.build_library(kernels, tmp_path / "the cache", print)) == 42
+
+
+def test_a_path_that_cannot_be(kernels, tmp_path):
+    with pytest.raises(KernelBuildError, match="Set KDTREE_CACHE_DIR"):
+        build.build_library(kernels, tmp_path / ("x" * 300), print)
+
+
 def test_number_of_jobs(monkeypatch):
     monkeypatch.delenv("MAX_JOBS", raising=False)
     assert build.num_jobs() == 2

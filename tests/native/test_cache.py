@@ -92,6 +92,8 @@ def test_append_names_bad_shapes():
         ops.cache_append(torch.zeros(2, 5, 6), torch.ones(2, 4), torch.ones(2, 3), int32([0, 1]), int32([0, 1]))
     with pytest.raises(ValueError, match="cache_append: cache: expected a contiguous tensor"):
         ops.cache_append(torch.zeros(6, 5, 2).mT, torch.ones(2, 4), torch.ones(2, 2), int32([0, 1]), int32([0, 1]))
+    with pytest.raises(ValueError, match="cache_append: latent: expected at most the 6 values of a slot, got 7"):
+        ops.cache_append(torch.zeros(2, 5, 6), torch.ones(2, 7), torch.ones(2, 3), int32([0, 1]), int32([0, 1]))
 
 
 @BY_VALUE

@@ -5,6 +5,7 @@ import torch
 
 from kdtree_nb import ops
 from kdtree_nb.errors import KdtreeError
+from kdtree_nb.native import capture
 from kdtree_nb.native.capture import Capture
 
 
@@ -90,3 +91,17 @@ def test_an_exception_ends_the_capture():
         Capture(lambda: 1 // 0)
     x = torch.ones(1, 4)
     assert Capture(lambda: ops.swiglu(x)).num_calls == 1
+
+
+def test_an_interrupt_between_two_lines_leaves_no_capture_behind(monkeypatch):
+    library = capture._library()
+    begin = library.kdtree_capture_begin
+
+    def begin_and_be_interrupted(handle):
+        assert begin(handle) == 0
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(library, "kdtree_capture_begin", begin_and_be_interrupted)
+        Capture(lambda: None)
+    assert root_tree().num_nodes.item() == 1

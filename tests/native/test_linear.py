@@ -156,3 +156,12 @@ def test_f32_result_of_bf16_takes_no_residual():
     packed = ops.pack_linear(torch.zeros(20, 40).bfloat16())
     with pytest.raises(ValueError, match="linear: residual: expected none"):
         ops.linear(torch.zeros(3, 40).bfloat16(), packed, torch.zeros(3, 20).bfloat16(), out_f32=True)
+
+
+@pytest.mark.parametrize("num_out", [-1, -40, 2**63 - 1])
+def test_impossible_numbers_of_outputs(num_out):
+    packed = ops.pack_linear(torch.zeros(20, 40))._replace(num_out=num_out)
+    with pytest.raises(ValueError, match=f"linear: num_out: expected 0 … .*, got {num_out}"):
+        ops.linear(torch.zeros(3, 40), packed)
+    with pytest.raises(ValueError, match=f"linear_heads: num_out: expected 0 … .*, got {num_out}"):
+        ops.linear_heads(torch.zeros(3, 1, 40), packed)

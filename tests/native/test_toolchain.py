@@ -36,6 +36,12 @@ def test_cxx_names_a_missing_compiler(monkeypatch):
         toolchain.find_toolchain()
 
 
+def test_cxx_that_is_no_command(monkeypatch):
+    monkeypatch.setenv("CXX", "g++ '")
+    with pytest.raises(KernelBuildError, match="is no command: No closing quotation"):
+        toolchain.find_toolchain()
+
+
 def test_compiler_that_does_not_run(tmp_path, monkeypatch):
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\nexit 3\n")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kdtree_nb.reference import Dense, Moe, Precision, Weights, exact, feed_forward, feed_forward_weights
-from kdtree_nb.train.tiny2 import tiny2_config, tiny2_weights
+from kdtree_nb.tiny2 import tiny2_config, tiny2_weights
 
 CONFIG = tiny2_config()
 

@@ -18,7 +18,7 @@ from kdtree_nb.reference import (
     tree_build,
     tree_rows,
 )
-from kdtree_nb.train.tiny2 import tiny2_config, tiny2_weights
+from kdtree_nb.tiny2 import tiny2_config, tiny2_weights
 
 CONFIG = tiny2_config()
 COS_SIN = rope_table(100, CONFIG.qk_rope_head_dim, CONFIG.rope_theta)

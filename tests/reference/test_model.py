@@ -18,7 +18,7 @@ from kdtree_nb.reference import (
     tree_build,
     tree_rows,
 )
-from kdtree_nb.train.tiny2 import tiny2_config, tiny2_weights
+from kdtree_nb.tiny2 import tiny2_config, tiny2_weights
 
 PROMPTS = [[5], [9, 0, 330], [int(t) for t in np.random.default_rng(0).integers(0, 331, 40)]]
 

@@ -217,3 +217,71 @@ def test_an_exception_of_the_drafter_passes_through(tiny2, script):
     with pytest.raises(RuntimeError, match="out of ideas"):
         engine.generate_ddtree(PROMPT, 4)
     assert len(engine.generate_ar(PROMPT, 4).tokens) == 4
+
+
+BAD_DRAFTS = {
+    "nothing": (lambda c: None, "expected DraftCandidates or a DraftTree, got NoneType"),
+    "a bare pair": (lambda c: (torch.zeros(1, 1, 1), torch.zeros(1, 1, 1)), "expected DraftCandidates .*, got tuple"),
+    "another device": (lambda c: DraftCandidates(*torch.zeros(2, 1, 1, 1, device="meta")), "expected tensors on cpu"),
+    "no tensors": (lambda c: DraftCandidates([[[0.0]]], [[[1]]]), "expected tensors on cpu"),
+    "a longer context": (lambda c: c.tokens[0].append(3) or no_draft(c), "expected context.tokens to be left"),
+    "another context": (lambda c: c.tokens[0].__setitem__(-1, 3) or no_draft(c), "expected context.tokens to be left"),
+    "an emptied context": (lambda c: c.tokens[0].clear() or no_draft(c), "expected context.tokens to be left"),
+}
+
+
+def no_draft(context):
+    shape = (len(context.tokens), 0, 0)
+    return DraftCandidates(torch.zeros(shape), torch.zeros(shape, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("case", BAD_DRAFTS)
+def test_what_a_drafter_must_not_do(tiny2, script, case):
+    answer, message = BAD_DRAFTS[case]
+    with pytest.raises(ValueError, match=f"draft: Script: {message}"):
+        Engine(tiny2, script(answer)).generate_ddtree(PROMPT, 4)
+
+
+def test_a_ready_tree_has_a_root(tiny2, script):
+    tree = ops.tree_build(torch.zeros(1, 0, 0), torch.zeros(1, 0, 0).long(), torch.tensor(PROMPT[-1:]), 0)
+    tree.num_nodes.zero_()
+    with pytest.raises(ValueError, match=r"expected trees of at least 1 node, got \[0\]"):
+        Engine(tiny2, script(lambda c: tree)).generate_ddtree(PROMPT, 4)
+
+
+@pytest.mark.parametrize("drafter", [drafters.NGram, "ngram", 3])
+def test_a_drafter_is_an_instance_that_can_draft(tiny2, drafter):
+    with pytest.raises(ValueError, match="Engine: drafter: expected an instance with a method draft"):
+        Engine(tiny2, drafter)
+
+
+@pytest.mark.parametrize("prompt", [None, 5, torch.tensor(5), [[1, 2], 3], [1, [2]], [True, False]])
+def test_other_things_are_no_prompts(engine, prompt):
+    with pytest.raises(ValueError, match="expected a list of token ids|expected integer token ids"):
+        engine.generate_ar(prompt, 4)
+
+
+def test_numbers_may_be_tensors_without_dimensions(engine):
+    want = engine.generate_ddtree([5, 6], 4, budget=3).tokens
+    assert engine.generate_ddtree([torch.tensor(5), np.array(6)], np.array(4), budget=torch.tensor(3)).tokens == want
+
+
+@pytest.mark.parametrize("max_seq_len", [64.0, "64", True])
+def test_max_seq_len_is_an_integer(tiny2, max_seq_len):
+    with pytest.raises(ValueError, match="max_seq_len: expected an integer"):
+        Engine(tiny2, max_seq_len=max_seq_len)
+
+
+def test_stop_tokens_of_other_types(engine):
+    tokens = engine.generate_ar(PROMPT, 8, stop_token_ids=()).tokens
+    stopped = tokens[: tokens.index(tokens[3]) + 1]
+    for stop in (torch.tensor(tokens[3:4]), [np.int64(tokens[3])], {tokens[3]}):
+        assert engine.generate_ar(PROMPT, 8, stop_token_ids=stop).tokens == stopped
+    for stop in (3, ["a"], [1.0], [True]):
+        with pytest.raises(ValueError, match="stop_token_ids: expected"):
+            engine.generate_ar(PROMPT, 8, stop_token_ids=stop)
+
+
+def test_budgets_of_zero_need_no_drafter(tiny2):
+    engine = Engine(tiny2)
+    assert engine.generate_ddtree([PROMPT], 3, budget=[0])[0].tokens == engine.generate_ar(PROMPT, 3).tokens

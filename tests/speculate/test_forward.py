@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kdtree_nb import ops
+from kdtree_nb import Engine, load_model, ops
+from kdtree_nb.drafters import Random
 from kdtree_nb.speculate.forward import MAX_CAPTURED_ROWS, TreeForward, forward
 
 pytestmark = pytest.mark.cpu_only("forwards are captured on the CPU only")
@@ -101,3 +102,58 @@ def test_a_forward_consists_of_native_operators_and_views(models, name):
     native = [op for op in seen.operators if op.namespace.startswith("kdtree_")]
     assert len(native) > 13 * model.config.num_hidden_layers
     assert [str(op) for op in seen.operators if op not in native and not op.is_view] == []
+
+
+def test_an_engine_reuses_its_cache_and_captures(tiny2):
+    engine = Engine(tiny2, Random(depth=3), budget=5)
+    first = engine.generate_ddtree([5, 6, 7], 20, return_logits=True)
+    (kept,) = engine._spares
+    with torch.inference_mode():
+        kept.cache.data.fill_(float("nan"))  # nothing of the last text may be read
+    again = engine.generate_ddtree([5, 6, 7], 20, return_logits=True)
+    assert engine._spares == [kept]
+    assert again.tokens == first.tokens
+    assert torch.equal(again.logits, first.logits)
+    engine.generate_ar([[5, 6], [7]], 3)
+    assert engine._spares != [kept], "two streams need another cache"
+
+
+def test_an_engine_drops_the_cache_of_a_failed_call(tiny2):
+    engine = Engine(tiny2, Random(depth=3), budget=5)
+    expected = engine.generate_ddtree([5, 6, 7], 20).tokens
+
+    def fail(step):
+        raise RuntimeError("planted")
+
+    with pytest.raises(RuntimeError, match="planted"):
+        engine.generate_ddtree([5, 6, 7], 20, on_step=fail)
+    assert engine._spares == []
+    assert engine.generate_ddtree([5, 6, 7], 20).tokens == expected
+
+
+@pytest.mark.parametrize("swap", ["object", "storage"])
+def test_an_engine_sees_weights_that_were_exchanged(swap):
+    model = load_model("tiny2")
+    engine, prompt = Engine(model), [5, 6, 7]
+    before = engine.generate_ar(prompt, 4, return_logits=True)
+    if swap == "object":
+        model.head = model.head._replace(data=-model.head.data)
+    else:
+        model.head.data.data = -model.head.data
+    after = engine.generate_ar(prompt, 4, return_logits=True)
+    assert torch.equal(after.logits[0], -before.logits[0])
+    fresh = Engine(model).generate_ar(prompt, 4, return_logits=True)
+    assert after.tokens == fresh.tokens and torch.equal(after.logits, fresh.logits)
+
+
+def test_weights_of_captured_forwards_stay_in_memory():
+    model = load_model("tiny2")
+    engine, prompt = Engine(model), [5, 6, 7]
+    want = engine.generate_ar(prompt, 8, return_logits=True)
+
+    def exchange(step):
+        if step.step == 2:
+            model.head = model.head._replace(data=torch.full_like(model.head.data, torch.nan))
+
+    got = engine.generate_ar(prompt, 8, return_logits=True, on_step=exchange)
+    assert torch.equal(got.logits, want.logits)

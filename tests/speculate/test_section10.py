@@ -15,7 +15,7 @@ from kdtree_nb import Engine, drafters, ops
 from kdtree_nb.drafters import DraftCandidates
 from kdtree_nb.errors import NonFiniteError
 from kdtree_nb.model import build_model
-from kdtree_nb.train.tiny2 import tiny2_config, tiny2_weights
+from kdtree_nb.tiny2 import tiny2_config, tiny2_weights
 
 NUM_TOKENS = 24
 

@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 
 from kdtree_nb.config import ModelConfig
-from kdtree_nb.train.tiny2 import tiny2_config, tiny2_weights
+from kdtree_nb.tiny2 import tiny2_config, tiny2_weights
 
 
 def digest(weights: dict[str, np.ndarray]) -> str:

@@ -1,0 +1,92 @@
+"""What several commands share: options of a generation, the model and drafter they name, and text for a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kdtree_nb.drafters import Drafter
+    from kdtree_nb.model import Model
+    from kdtree_nb.speculate import Generation
+
+DRAFTERS = ("ngram", "none", "random")
+DTYPES = ("float32", "bfloat16")
+
+
+def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options that say what is generated, and how."""
+    parser.add_argument("--model", default="tiny", help="KDTR file, or 'tiny' or 'tiny2' (default: tiny)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of weights and activations")
+    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")
+    parser.add_argument("--budget", type=int, default=16, metavar="N", help="drafted nodes per step (default: 16)")
+    parser.add_argument("--drafter", choices=DRAFTERS, default="ngram", help="who proposes tokens (default: ngram)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def load(args: argparse.Namespace) -> Model:
+    """The model that --model and --dtype name."""
+    import torch
+
+    from kdtree_nb.model import load_model
+
+    return load_model(args.model, dtype=getattr(torch, args.dtype))
+
+
+def make_drafter(name: str) -> Drafter | None:
+    """The drafter that --drafter names; None for 'none'."""
+    from kdtree_nb import drafters
+
+    return {"ngram": drafters.NGram, "random": drafters.Random, "none": lambda: None}[name]()
+
+
+def encode(model: Model, text: str, source: str) -> list[int]:
+    """Token ids of a prompt. Raises ValueError for text that is empty or no valid Unicode."""
+    try:
+        ids = model.tokenizer.encode(text)
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{source}: expected UTF-8 text, got other bytes at character {error.start}") from error
+    if not ids:
+        raise ValueError(f"{source}: expected at least one character, got an empty prompt; give one with --prompt")
+    return ids
+
+
+def without_stop(model: Model, tokens: list[int]) -> list[int]:
+    """`tokens` without an end-of-text token at their end."""
+    return tokens[:-1] if tokens and tokens[-1] in model.config.eos_token_ids else tokens
+
+
+def generation_json(model: Model, generation: Generation) -> dict[str, Any]:
+    """A Generation as JSON fields."""
+    stats = generation.stats
+    return {
+        "text": model.tokenizer.decode(without_stop(model, generation.tokens)),
+        "tokens": generation.tokens,
+        "finish_reason": generation.finish_reason,
+        "num_target_forwards": stats.num_target_forwards,
+        "num_prefill_forwards": stats.num_prefill_forwards,
+        "tokens_per_step": stats.tokens_per_step if stats.nodes_per_step else None,
+        "accepted_per_step": stats.accepted_per_step,
+        "nodes_per_step": stats.nodes_per_step,
+        "seconds": stats.seconds,
+    }
+
+
+def printable(text: str) -> str:
+    """`text` with control characters other than line feed and tab as pictures, so that no terminal obeys them."""
+    return "".join(c if c in "\n\t" or not _is_control(c) else _picture(c) for c in text)
+
+
+def _is_control(char: str) -> bool:
+    return ord(char) < 32 or 127 <= ord(char) < 160
+
+
+def _picture(char: str) -> str:
+    return chr(0x2400 + ord(char)) if ord(char) < 32 else "\N{SYMBOL FOR DELETE}"
+
+
+def write_text(text: str) -> None:
+    """Write to stdout at once; control characters as pictures where a terminal reads it, as they are elsewhere."""
+    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()

@@ -1,0 +1,92 @@
+"""generate: continue a prompt, printing text as it is accepted."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from kdtree_nb.commands import common
+
+if TYPE_CHECKING:
+    from kdtree_nb.model import Model
+    from kdtree_nb.speculate import StepRecord
+
+HELP = "continue a prompt, printing text as it is accepted"
+EPILOG = """example:
+  printf 'def add(a, b):\\n' | kdtree-nb generate --max-new-tokens 64"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("--prompt", help="text to continue (default: standard input)")
+    common.add_generation_arguments(parser)
+    parser.add_argument("--ar", action="store_true", help="plain decoding, one token per target forward")
+    parser.add_argument("--max-seq-len", type=int, metavar="N", help="most tokens of prompt and output together")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Generate; statistics go to standard error."""
+    from kdtree_nb.speculate import Engine
+
+    text, source = _prompt(args)
+    drafter = None if args.ar else common.make_drafter(args.drafter)
+    model = common.load(args)
+    prompt = common.encode(model, text, source)
+    engine = Engine(model, drafter=drafter, budget=args.budget, max_seq_len=args.max_seq_len)
+    generate = engine.generate_ar if drafter is None else engine.generate_ddtree
+    if args.json:
+        result = generate(prompt, args.max_new_tokens)
+        print(json.dumps({"model": args.model, "prompt": text, **common.generation_json(model, result)}))
+        return 0
+    printer = TextPrinter(model)
+    try:
+        result = generate(prompt, args.max_new_tokens, on_step=printer)
+    finally:
+        printer.finish()
+    num_forwards = result.stats.num_target_forwards
+    per_forward = f", {result.stats.tokens_per_step:.2f} tokens per forward" if num_forwards else ""
+    print(
+        f"[{len(result.tokens)} tokens in {num_forwards} target forwards{per_forward}, "
+        f"stopped by {result.finish_reason}]",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def _prompt(args: argparse.Namespace) -> tuple[str, str]:
+    """The prompt and where it came from."""
+    if args.prompt is not None:
+        return args.prompt, "--prompt"
+    if sys.stdin.isatty():
+        print("kdtree-nb generate: reading the prompt from the terminal; end it with Ctrl-D", file=sys.stderr)
+    try:
+        return sys.stdin.buffer.read().decode(), "standard input"
+    except UnicodeDecodeError as error:
+        raise ValueError(f"standard input: expected UTF-8 text, got other bytes at offset {error.start}") from error
+
+
+class TextPrinter:
+    """Prints what each step emits; a character whose bytes are not all there yet waits for them."""
+
+    def __init__(self, model: Model) -> None:
+        from kdtree_nb.model import StreamDecoder
+
+        self.model, self.decoder, self.last = model, StreamDecoder(), ""
+
+    def __call__(self, step: StepRecord) -> None:
+        """`on_step` of the engine, for one stream."""
+        tokens = common.without_stop(self.model, step.emitted[0])
+        self._write("".join([self.decoder.push(token) for token in tokens]))
+
+    def finish(self) -> None:
+        """Print what still waits, and end the line that was begun."""
+        self._write(self.decoder.finish())
+        if self.last not in ("", "\n"):
+            self._write("\n")
+
+    def _write(self, text: str) -> None:
+        if text:
+            self.last = text[-1]
+            common.write_text(text)

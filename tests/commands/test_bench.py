@@ -1,0 +1,57 @@
+"""bench: groups by name, where a record goes, what is printed, and the exit status of --check."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kdtree_nb import bench, cli, viz
+from kdtree_nb.bench import Measurement
+
+
+@pytest.fixture
+def slow_native(monkeypatch):
+    """Groups that measure nothing and say that the native step takes twice as long as numpy's."""
+    groups = {
+        "ar_step": lambda effort: [
+            Measurement("ar_step/numpy", [1e-3] * effort.num_rounds, {"dtype": "float32"}),
+            Measurement("ar_step/native", [2e-3] * effort.num_rounds, {"dtype": "float32"}),
+        ],
+        "bandwidth": lambda effort: [Measurement("bandwidth/copy", [2.5e9], {}, "byte/s")],
+    }
+    monkeypatch.setattr(bench, "GROUPS", groups)
+    monkeypatch.setattr(viz.records, "BENCHMARKS", None)  # no test writes there
+
+
+def test_a_quick_run_prints_and_writes_only_where_told(capsys, tmp_path, slow_native):
+    assert cli.main(["bench", "--quick"]) == 0
+    out = capsys.readouterr().out
+    assert "record:" not in out and "2.5 Gbyte/s" in out and "2 ms     0.50x  dtype=float32" in out
+    assert "MISSED" in out and "0.50 of 3 (ar_step)" in out
+    assert cli.main(["bench", "--quick", "--group", "ar_step", "--out", str(tmp_path / "r.json")]) == 0
+    found = viz.load_record(tmp_path / "r.json")
+    assert found.command.endswith("kdtree-nb bench --quick --group ar_step")
+    assert [r.name for r in found.results] == ["ar_step/numpy", "ar_step/native"]
+
+
+def test_a_full_run_writes_to_the_folder_of_records(capsys, tmp_path, slow_native, monkeypatch):
+    monkeypatch.setattr(viz.records, "BENCHMARKS", tmp_path)
+    assert cli.main(["bench"]) == 0
+    (path,) = tmp_path.glob("*.json")
+    assert f"record: {path}" in capsys.readouterr().out
+    samples = json.loads(path.read_text())["results"][0]["samples"]
+    assert len(samples) == bench.Effort().num_rounds > bench.Effort.quick().num_rounds
+
+
+def test_check_has_status_1_when_a_target_is_missed(slow_native):
+    assert cli.main(["bench", "--quick", "--check"]) == 1
+    assert cli.main(["bench", "--quick", "--check", "--group", "bandwidth"]) == 0
+
+
+def test_list_and_unknown_group(capsys):
+    assert cli.main(["bench", "--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(bench.GROUPS)
+    assert cli.main(["bench", "--group", "none"]) == 2
+    assert "--group: expected names of ar_step" in capsys.readouterr().err

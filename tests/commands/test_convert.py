@@ -1,0 +1,65 @@
+"""convert: there and back again, bit for bit, and nothing is lost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from kdtree_nb import cli
+from kdtree_nb.kdtr import Bf16, open_kdtr, write_kdtr
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "a.kdtr"
+    tensors = {
+        "w": Bf16.round(np.linspace(-3, 3, 35, dtype=np.float32).reshape(5, 7)),
+        "ids": np.arange(9),
+        "none": np.zeros((0, 4), np.float32),
+        "nan": np.array([np.nan, -0.0]),
+    }
+    write_kdtr(path, tensors, {"config": {"layers": 4}, "text": "é"})
+    return path
+
+
+def test_there_and_back(capsys, source):
+    middle, back = source.with_name("b.safetensors"), source.with_name("c.kdtr")
+    assert cli.main(["convert", str(source), str(middle)]) == 0
+    assert "4 tensors" in capsys.readouterr().out
+    with safe_open(middle, "np") as file:
+        assert np.array_equal(file.get_tensor("ids"), np.arange(9))
+    assert cli.main(["convert", str(middle), str(back)]) == 0
+    a, b = open_kdtr(source), open_kdtr(back)
+    assert a.metadata == b.metadata and sorted(a.names) == sorted(b.names)
+    for name in a.names:
+        assert a.dtype(name) == b.dtype(name) and a.shape(name) == b.shape(name)
+        assert a.array(name).tobytes() == b.array(name).tobytes()
+
+
+def test_a_target_is_not_overwritten(capsys, source):
+    target = source.with_name("b.safetensors")
+    target.write_text("precious")
+    assert cli.main(["convert", str(source), str(target)]) == 2
+    assert "give --force to overwrite it" in capsys.readouterr().err and target.read_text() == "precious"
+    assert cli.main(["convert", "--force", str(source), str(target)]) == 0
+    assert target.stat().st_size > 100
+
+
+@pytest.mark.parametrize("names", [("a.kdtr", "b.kdtr"), ("a.kdtr", "b.bin"), ("a", "b.kdtr")])
+def test_suffixes(capsys, tmp_path, names):
+    assert cli.main(["convert", *(str(tmp_path / name) for name in names)]) == 2
+    assert "one in .safetensors" in capsys.readouterr().err
+
+
+def test_a_broken_source_leaves_nothing_behind(capsys, tmp_path):
+    for name, target in (("a.kdtr", "b.safetensors"), ("a.safetensors", "b.kdtr")):
+        (tmp_path / name).write_bytes(b"\xff" * 100)
+        assert cli.main(["convert", str(tmp_path / name), str(tmp_path / target)]) == 2
+        assert name in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.kdtr", "a.safetensors"]
+
+
+def test_a_missing_source(capsys, tmp_path):
+    assert cli.main(["convert", str(tmp_path / "no.kdtr"), str(tmp_path / "b.safetensors")]) == 2
+    assert "no.kdtr" in capsys.readouterr().err

@@ -1,0 +1,105 @@
+"""generate: what it prints is what the engine says, piece by piece, in whole characters."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+import torch
+
+from kdtree_nb import Engine, cli
+from kdtree_nb.commands.generate import TextPrinter
+from kdtree_nb.speculate import StepRecord
+
+PROMPT = "def add(a, b):\n    "
+
+
+def expected(models, num_tokens: int) -> str:
+    model = models("tiny")
+    tokens = Engine(model).generate_ar(model.tokenizer.encode(PROMPT), num_tokens).tokens
+    return model.tokenizer.decode(tokens)
+
+
+@pytest.mark.parametrize("options", [[], ["--ar"], ["--drafter", "none"], ["--drafter", "random", "--budget", "3"]])
+def test_every_way_prints_the_same_text(capsys, models, options):
+    assert cli.main(["generate", "--prompt", PROMPT, "--max-new-tokens", "40", *options]) == 0
+    out, err = capsys.readouterr()
+    assert out.rstrip("\n") == expected(models, 40).rstrip("\n")
+    assert err.startswith("[40 tokens in ")
+
+
+def test_the_prompt_may_come_from_standard_input(capsys, models, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(PROMPT.encode())))
+    assert cli.main(["generate", "--max-new-tokens", "12"]) == 0
+    assert capsys.readouterr().out == expected(models, 12) + "\n"
+
+
+def test_json(capsys, models):
+    assert cli.main(["generate", "--prompt", PROMPT, "--max-new-tokens", "24", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["text"] == expected(models, 24) and found["finish_reason"] == "length"
+    assert len(found["tokens"]) == 24 == found["num_target_forwards"] + sum(found["accepted_per_step"])
+
+
+def test_nothing_to_generate(capsys):
+    assert cli.main(["generate", "--prompt", "x", "--max-new-tokens", "0"]) == 0
+    assert capsys.readouterr().err == "[0 tokens in 0 target forwards, stopped by length]\n"
+
+
+def step(emitted: list[int]) -> StepRecord:
+    return StepRecord(0, [0], None, torch.empty(0), [[]], [emitted])
+
+
+def test_characters_are_printed_whole(capsys, models):
+    printer, shown = TextPrinter(models("tiny")), []
+    for byte in "aé€\N{GRINNING FACE}".encode():
+        printer(step([byte]))
+        shown.append(capsys.readouterr().out)
+    assert shown == ["a", "", "é", "", "", "€", "", "", "", "\N{GRINNING FACE}"]
+    printer(step([0xE2, 0x82]))
+    printer.finish()
+    assert capsys.readouterr().out == "\N{REPLACEMENT CHARACTER}\n"
+
+
+def test_an_end_of_text_token_is_not_printed(capsys, models):
+    printer = TextPrinter(models("tiny"))
+    printer(step([65, 10, 0]))
+    printer.finish()
+    assert capsys.readouterr().out == "A\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--prompt", ""], "--prompt: expected at least one character"),
+        (["--prompt", "\udcff"], "--prompt: expected UTF-8 text"),
+        (["--prompt", "x" * 5000], "expected at most 4095 tokens, got 5000"),
+        (["--prompt", "x", "--budget", "-1"], "budget: expected an integer of 0 … 1023, got -1"),
+        (["--prompt", "x", "--budget", "1024"], "budget: expected an integer of 0 … 1023, got 1024"),
+        (["--prompt", "x", "--max-new-tokens", "-1"], "max_new_tokens: expected an integer of at least 0, got -1"),
+        (["--prompt", "x", "--max-seq-len", "9999"], "max_seq_len: expected 2 … 4096"),
+        (["--prompt", "x", "--model", "none.kdtr"], "found nothing at none.kdtr"),
+    ],
+)
+def test_bad_input(capsys, options, message):
+    assert cli.main(["generate", *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("kdtree-nb generate: ") and message in err and err.count("\n") == 1
+
+
+def test_a_broken_model_file(capsys, tmp_path):
+    (tmp_path / "broken.kdtr").write_bytes(b"KDTR" + bytes(60))
+    assert cli.main(["generate", "--prompt", "x", "--model", str(tmp_path / "broken.kdtr")]) == 2
+    assert "broken.kdtr" in capsys.readouterr().err
+
+
+def test_bytes_that_are_no_text(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff")))
+    assert cli.main(["generate"]) == 2
+    assert "standard input: expected UTF-8 text, got other bytes at offset 2" in capsys.readouterr().err
+
+
+def test_text_stops_cleanly_at_the_longest_sequence(capsys):
+    assert cli.main(["generate", "--prompt", "abcd", "--max-seq-len", "10"]) == 0
+    assert capsys.readouterr().err.startswith("[6 tokens in")
