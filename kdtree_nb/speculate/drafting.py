@@ -50,8 +50,7 @@ def check_draft(batch: Batch, draft: object, ends: list[tuple[int, int]]) -> Non
 
 def tree_from_candidates(batch: Batch, draft: DraftCandidates) -> DraftTree:
     """The heaviest trees of the running streams' candidates. Raises ValueError on bad ones, NonFiniteError on NaN."""
-    device = batch.model.device
-    log_probs, token_ids = draft.log_probs.to(device), draft.token_ids.to(device)
+    log_probs, token_ids = draft
     _check_candidates(batch, log_probs, token_ids)
     if not batch.all_running:
         place = _places(batch)
@@ -85,7 +84,6 @@ def tree_from_drafter(batch: Batch, draft: DraftTree) -> DraftTree:
         raise ValueError(
             f"draft: {_name(batch)}: expected a tree for each of {len(batch.running)} streams, got {draft.num_streams}"
         )
-    fields = tuple(f.to(batch.model.device) for f in fields)
     token, parent, depth, log_prob, bits, num_nodes = (f if place is None else f[place] for f in fields)
     if not draft.num_nodes.gt(0).all():
         raise ValueError(f"draft: {_name(batch)}: expected trees of at least 1 node, got {draft.num_nodes.tolist()}")

@@ -100,6 +100,9 @@ inline void expect_range(const char* op, const char* name, int64_t value, int64_
   KDTREE_CHECK(value >= low && value <= high, op, ": ", name, ": expected ", low, " … ", high, ", got ", value);
 }
 
+// Of a size that an integer argument gives: products do not overflow.
+constexpr int64_t kMaxSize = int64_t{1} << 40;
+
 inline void expect_at_least(const char* op, const char* name, int64_t value, int64_t low) {
   KDTREE_CHECK(value >= low, op, ": ", name, ": expected at least ", low, ", got ", value);
 }

@@ -17,7 +17,6 @@ using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
 constexpr int64_t kPackedOutputs = 16;
-constexpr int64_t kMaxSize = int64_t{1} << 40;  // of a size that an integer argument gives: products do not overflow
 
 int64_t num_packed_blocks(int64_t num_out) { return (num_out + kPackedOutputs - 1) / kPackedOutputs; }
 
@@ -222,8 +221,8 @@ void cache_append(const Tensor& cache, const Tensor& latent, const Tensor& k_rop
   expect_array(op, "cache", cache, type, {-1, -1, -1}, "[S, P, C+R]");
   expect_array(op, "latent", latent, type, {-1, -1}, "[T, C]");
   const int64_t num_rows = latent.size(0), latent_dim = latent.size(1), rope_dim = cache.size(2) - latent_dim;
-  TORCH_CHECK_VALUE(rope_dim >= 0, op, ": latent: expected at most the ", cache.size(2), " values of a slot, got ",
-                    latent_dim);
+  KDTREE_CHECK(rope_dim >= 0, op, ": latent: expected at most the ", cache.size(2), " values of a slot, got ",
+               latent_dim);
   expect_array(op, "k_rope", k_rope, type, {num_rows, rope_dim}, "[T, R] with C+R of the cache");
   expect_array(op, "stream", stream, at::kInt, {num_rows}, "[T]");
   expect_array(op, "slot", slot, at::kInt, {num_rows}, "[T]");

@@ -81,6 +81,7 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t num_out, const Opti
   const CudaCall call(op, "x", x);
   const Dtype dtype = float_type(op, "x", x);
   call.expect_rows("x", x, 2, "[T, K]");
+  expect_range(op, "num_out", num_out, 0, kMaxSize);
   const int64_t num_rows = x.size(0), num_in = x.size(1);
   expect_packed(call, "packed", packed, x.scalar_type(), 1, num_out, num_in);
   const Dtype out_dtype = out_f32 ? kF32 : dtype;
@@ -100,6 +101,7 @@ Tensor linear_heads(const Tensor& x, const Tensor& packed, int64_t num_out) {
   const CudaCall call(op, "x", x);
   const Dtype dtype = float_type(op, "x", x);
   call.expect_rows("x", x, 3, "[T, G, K]");
+  expect_range(op, "num_out", num_out, 0, kMaxSize);
   const int64_t num_rows = x.size(0), num_groups = x.size(1), num_in = x.size(2);
   expect_packed(call, "packed", packed, x.scalar_type(), num_groups, num_out, num_in);
   Tensor out = call.empty({num_rows, num_groups, num_out}, x.scalar_type());
@@ -189,7 +191,7 @@ Tensor moe_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down, c
   const Dtype dtype = float_type(op, "x", x);
   const auto type = x.scalar_type();
   call.expect("x", x, type, {-1, -1}, "[T, D]");
-  expect_at_least(op, "width", width, 1);
+  expect_range(op, "width", width, 1, kMaxSize);
   expect_dim(op, "gate_up", gate_up, 4, kPackedSymbols);
   const int64_t num_rows = x.size(0), dim = x.size(1), num_experts = gate_up.size(0);
   expect_packed(call, "gate_up", gate_up, type, num_experts, 2 * width, dim);
@@ -197,7 +199,7 @@ Tensor moe_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down, c
   KDTREE_CHECK(shared_gate_up.has_value() == shared_down.has_value(), op,
                ": expected shared_gate_up and shared_down together or neither, got one");
   if (shared_gate_up) {
-    expect_at_least(op, "shared_width", shared_width, 1);
+    expect_range(op, "shared_width", shared_width, 1, kMaxSize);
     expect_packed(call, "shared_gate_up", *shared_gate_up, type, 1, 2 * shared_width, dim);
     expect_packed(call, "shared_down", *shared_down, type, 1, dim, shared_width);
   }
@@ -225,6 +227,8 @@ void cache_append(const Tensor& cache, const Tensor& latent, const Tensor& k_rop
   call.expect("cache", cache, type, {-1, -1, -1}, "[S, P, C+R]");
   call.expect("latent", latent, type, {-1, -1}, "[T, C]");
   const int64_t num_rows = latent.size(0), latent_dim = latent.size(1), rope_dim = cache.size(2) - latent_dim;
+  KDTREE_CHECK(rope_dim >= 0, op, ": latent: expected at most the ", cache.size(2), " values of a slot, got ",
+               latent_dim);
   call.expect("k_rope", k_rope, type, {num_rows, rope_dim}, "[T, R] with C+R of the cache");
   call.expect("stream", stream, at::kInt, {num_rows}, "[T]");
   call.expect("slot", slot, at::kInt, {num_rows}, "[T]");

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from kdtree_nb import Engine
-from kdtree_nb.drafters.base import StreamDraft, stack
+from kdtree_nb.drafters.base import DraftCandidates, StreamDraft, stack
 from kdtree_nb.goldens import load_goldens
+from kdtree_nb.tree import DraftTree
 
 NUM_TOKENS = 24
 
@@ -74,13 +75,17 @@ def shuffled_oracle():
 
 
 class Script:
-    """Answers every call with what `answer(context)` returns."""
+    """Answers every call with what `answer(context)` returns; CPU tensors go to the device of the context."""
 
     def __init__(self, answer, depth=8):
         self.answer, self.depth = answer, depth
 
     def draft(self, context):
-        return self.answer(context)
+        draft = self.answer(context)
+        if context.device.type == "cpu" or not isinstance(draft, DraftCandidates | DraftTree):
+            return draft
+        fields = draft if isinstance(draft, tuple) else vars(draft).values()
+        return type(draft)(*(f.to(context.device) if getattr(f, "is_cpu", False) else f for f in fields))
 
 
 @pytest.fixture(scope="session")

@@ -222,8 +222,11 @@ def test_an_exception_of_the_drafter_passes_through(tiny2, script):
 BAD_DRAFTS = {
     "nothing": (lambda c: None, "expected DraftCandidates or a DraftTree, got NoneType"),
     "a bare pair": (lambda c: (torch.zeros(1, 1, 1), torch.zeros(1, 1, 1)), "expected DraftCandidates .*, got tuple"),
-    "another device": (lambda c: DraftCandidates(*torch.zeros(2, 1, 1, 1, device="meta")), "expected tensors on cpu"),
-    "no tensors": (lambda c: DraftCandidates([[[0.0]]], [[[1]]]), "expected tensors on cpu"),
+    "another device": (
+        lambda c: DraftCandidates(*torch.zeros(2, 1, 1, 1, device="meta")),
+        "expected tensors on c(pu|uda)",
+    ),
+    "no tensors": (lambda c: DraftCandidates([[[0.0]]], [[[1]]]), "expected tensors on c(pu|uda)"),
     "a longer context": (lambda c: c.tokens[0].append(3) or no_draft(c), "expected context.tokens to be left"),
     "another context": (lambda c: c.tokens[0].__setitem__(-1, 3) or no_draft(c), "expected context.tokens to be left"),
     "an emptied context": (lambda c: c.tokens[0].clear() or no_draft(c), "expected context.tokens to be left"),
