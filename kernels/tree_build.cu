@@ -3,27 +3,26 @@
 // other where the costs have so many ties that the level-wise bounds do not hold.
 #include "tree_build_heap.cuh"
 #include "tree_build_levels.cuh"
+#include "tree_build_small.cuh"
 
 namespace kdtree {
 namespace {
 
 constexpr int64_t kMaxBuildCandidates = 4096;  // K
-constexpr int kMaxSmallRows = kSmallTree + 2;
 
 // Shared memory of the kernel: what is needed one after the other shares a place.
-union Scratch {
-  int tables[kMaxNodes * 18];
-  Levels levels;
-  struct {
-    Heap heap;
-    double steps[kMaxSmallRows * kSmallColumns];
-  } small;
-  __device__ Scratch() {}
-};
-
 struct BuildShared {
   Nodes nodes;
-  Scratch scratch;
+  union {
+    int tables[kMaxNodes * 18];
+    Levels levels;
+    Heap heap;
+    struct {
+      SmallTree tree;
+      int tables[kMaxNodes * 8];
+    } small;
+  };
+  __device__ BuildShared() {}
 };
 static_assert(sizeof(BuildShared) <= kMaxSharedBytes);
 
@@ -48,50 +47,70 @@ __device__ bool has_repeats(const int64_t* ids, int num_ids, int* table, int tab
   return repeats;
 }
 
-// Each row must fall from at most 0, and hold no NaN, no negative id and no id twice. All threads.
-__device__ bool candidates_are_valid(const Candidates& candidates, const int64_t* token_ids, int* tables, int table_size) {
-  const int num_candidates = candidates.num_candidates;
+// Whether each row falls from at most 0, without NaN, and no id is negative: this thread's share.
+__device__ bool values_are_valid(const Candidates& candidates, const int64_t* token_ids) {
   bool valid = true;
-  for (int i = threadIdx.x; i < candidates.max_depth * num_candidates; i += kBuildThreads) {
-    const float most = i % num_candidates == 0 ? 0.0f : candidates.log_probs[i - 1];
+  for (int i = threadIdx.x; i < candidates.max_depth * candidates.num_candidates; i += kBuildThreads) {
+    const float most = i % candidates.num_candidates == 0 ? 0.0f : candidates.log_probs[i - 1];
     valid &= candidates.log_probs[i] <= most && token_ids[i] >= 0;
   }
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int fitting = int(sizeof(Scratch::tables)) / int(sizeof(int)) / table_size;
-  const int num_tables = min(fitting, kBuildThreads / kWarp);
-  if (warp < num_tables)
-    for (int row = warp; row < candidates.max_depth; row += num_tables)
-      valid &= !has_repeats(token_ids + int64_t(row) * num_candidates, num_candidates, tables + warp * table_size, table_size,
-                            lane);
-  return __syncthreads_and(valid);
+  return valid;
 }
 
-// All threads; the number of nodes, root included.
-__device__ int grow(const Candidates& candidates, BuildShared& shared, int budget) {
+// Whether an id comes twice in a row: the share of warp `warp` of `num_warps`, of which as many work as tables fit.
+template <int kTableInts>
+__device__ bool rows_repeat(const Candidates& candidates, const int64_t* token_ids, int (&tables)[kTableInts], int table_size,
+                            int warp, int num_warps) {
+  const int num_tables = min(kTableInts / table_size, num_warps);
+  bool repeats = false;
+  for (int row = warp; warp < num_tables && row < candidates.max_depth; row += num_tables)
+    repeats |= has_repeats(token_ids + int64_t(row) * candidates.num_candidates, candidates.num_candidates,
+                           tables + warp * table_size, table_size, int(threadIdx.x) % kWarp);
+  return repeats;
+}
+
+// All threads; the number of nodes, root included, or 0 for candidates that are not valid.
+__device__ int grow_large_tree(const Candidates& candidates, const int64_t* token_ids, BuildShared& shared, int budget,
+                               int table_size) {
   Nodes& nodes = shared.nodes;
-  if (threadIdx.x == 0) {
-    nodes.cost[0] = 0.0;
-    nodes.parent[0] = -1;
-    nodes.rank[0] = nodes.depth[0] = 0;
-  }
-  if (budget == 0) return 1;
-  if (budget > kSmallTree) {
-    const int num_nodes = LevelGrower(candidates, shared.scratch.levels, budget).grow(nodes);
-    __syncthreads();
-    if (num_nodes > 0) return num_nodes;
-  } else {
-    const int num_rows = min(candidates.max_depth, kSmallTree) + 2;
-    for (int i = threadIdx.x; i < num_rows * kSmallColumns; i += kBuildThreads)
-      shared.scratch.small.steps[i] = candidates.cost(i / kSmallColumns, i % kSmallColumns);
-    __syncthreads();
-  }
-  if (threadIdx.x < kWarp) {
-    const auto& small = shared.scratch.small;
-    const int count = budget > kSmallTree ? grow_large(candidates, nodes, shared.scratch.small.heap, budget, threadIdx.x)
-                                          : grow_small(small.steps, nodes, shared.scratch.small.heap, budget, threadIdx.x);
-    if (threadIdx.x == 0) nodes.num_nodes = count;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const bool repeats = rows_repeat(candidates, token_ids, shared.tables, table_size, warp, kBuildThreads / kWarp);
+  if (__syncthreads_or(repeats || !values_are_valid(candidates, token_ids))) return 0;
+  const int num_nodes = LevelGrower(candidates, shared.levels, budget).grow(nodes);
+  if (num_nodes > 0) return num_nodes;
+  __syncthreads();
+  if (warp == 0) {
+    const int count = grow_large(candidates, nodes, shared.heap, budget, lane);
+    if (lane == 0) nodes.num_nodes = count;
   }
   __syncthreads();
+  return nodes.num_nodes;
+}
+
+// The same for a budget of at most 64: one warp grows while the others look for repeated ids.
+__device__ int grow_small_tree(const Candidates& candidates, const int64_t* token_ids, BuildShared& shared, int budget,
+                               int table_size) {
+  Nodes& nodes = shared.nodes;
+  SmallTree& tree = shared.small.tree;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, num_rows = min(candidates.max_depth, kSmallTree) + 2;
+  for (int i = threadIdx.x; i < num_rows * kSmallColumns; i += kBuildThreads)
+    tree.steps[i] = candidates.cost(i / kSmallColumns, i % kSmallColumns);
+  if (__syncthreads_or(!values_are_valid(candidates, token_ids))) return 0;
+  bool repeats = false;
+  if (warp == 0) {
+    const int count = grow_small(tree, budget, lane);
+    if (lane == 0) nodes.num_nodes = count;
+  } else {
+    repeats = rows_repeat(candidates, token_ids, shared.small.tables, table_size, warp - 1, kBuildThreads / kWarp - 1);
+  }
+  if (__syncthreads_or(repeats)) return 0;
+  for (int i = 1 + threadIdx.x; i < nodes.num_nodes; i += kBuildThreads) {
+    const SmallNode node = tree.nodes[i];
+    nodes.cost[i] = node.cost;
+    nodes.parent[i] = node.parent;
+    nodes.rank[i] = node.rank;
+    nodes.depth[i] = node.depth;
+  }
   return nodes.num_nodes;
 }
 
@@ -124,13 +143,20 @@ __global__ void __launch_bounds__(kBuildThreads, 1) tree_build_kernel(TreeBuildA
   const int64_t b = blockIdx.x, num_candidates = a.max_depth * a.num_candidates;
   const int budget = a.budget[b];
   const Candidates candidates{a.log_probs + b * num_candidates, int(a.max_depth), int(a.num_candidates)};
-  int status = kOk, num_nodes = 0;
+  const int64_t* token_ids = a.token_ids + b * num_candidates;
+  if (threadIdx.x == 0) {
+    shared.nodes.cost[0] = 0.0;
+    shared.nodes.parent[0] = -1;
+    shared.nodes.rank[0] = shared.nodes.depth[0] = 0;
+  }
+  int status = kOk, num_nodes = 1;
   if (budget < 0 || budget > a.max_budget || a.bonus[b] < 0)
     status = kOutOfRange;
-  else if (!candidates_are_valid(candidates, a.token_ids + b * num_candidates, shared.scratch.tables, table_size))
-    status = kInvalidCandidates;
-  else
-    num_nodes = grow(candidates, shared, num_candidates > 0 ? budget : 0);
+  else if (num_candidates > 0)
+    num_nodes = budget > kSmallTree ? grow_large_tree(candidates, token_ids, shared, budget, table_size)
+                                    : grow_small_tree(candidates, token_ids, shared, budget, table_size);
+  if (status == kOk && num_nodes == 0) status = kInvalidCandidates;
+  if (status != kOk) num_nodes = 0;
   __syncthreads();
   write_tree(a, shared.nodes, num_nodes);
   if (threadIdx.x > 0) return;

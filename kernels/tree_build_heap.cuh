@@ -1,25 +1,18 @@
-// Taking prefixes one after the other, by one warp: small trees, and large ones that the level-wise way gives up on.
+// Taking prefixes one after the other, by one warp: for large trees that the level-wise way gives up on.
 //
 // The waiting prefixes are those of the CPU's heap: of every node taken, its best child not yet taken, which waits in the
 // slot of its parent. It enters when its parent or its better sibling is taken; its cost, and the costs of the two prefixes
 // that will wait once it is taken itself, are computed one step ahead. The best of all slots is found by minima over the
-// warp: a lane holds two slots of a small tree in registers; of a large tree it holds the best of 32 slots.
+// warp, twice: a lane remembers the best of 32 slots.
 #pragma once
 #include "tree_build_nodes.cuh"
 
 namespace kdtree {
 
-constexpr int kSmallTree = 64, kSmallColumns = kSmallTree + 2;  // a rank below 64, and two places ahead
-
-// Costs that will wait once a waiting prefix is taken: its next sibling's and its first child's.
-struct Successors {
-  double sibling, child;
-};
-
 struct Heap {
   uint16_t next_rank[kMaxNodes];     // of the child that waits in slot p
-  Successors successors[kMaxNodes];  // of the prefix that waits in slot p; unused by small trees
-  double cost[kMaxNodes];            // of the prefix that waits in slot p; unused by small trees
+  Successors successors[kMaxNodes];  // of the prefix that waits in slot p
+  double cost[kMaxNodes];            // of the prefix that waits in slot p
 };
 
 __device__ __forceinline__ bool waits_before(const Nodes& nodes, const Heap& heap, int slot, int other) {  // of equal costs
@@ -39,9 +32,6 @@ __device__ __noinline__ uint32_t settle(const Nodes& nodes, const Heap& heap, bo
   return __ballot_sync(kAllLanes, equal && slot == best);
 }
 
-__device__ __forceinline__ uint32_t high_bits(double cost) { return uint32_t(cost_bits(cost) >> 32); }
-constexpr uint32_t kNeverTakenHigh = 0x7ff00000u;
-
 // The lane that holds the best of the warp's (cost, slot), or -1 where none can be taken.
 __device__ __forceinline__ int best_lane(const Nodes& nodes, const Heap& heap, double cost, int slot) {
   const uint32_t high = high_bits(cost), least = __reduce_min_sync(kAllLanes, high);
@@ -49,71 +39,6 @@ __device__ __forceinline__ int best_lane(const Nodes& nodes, const Heap& heap, d
   uint32_t lanes = __ballot_sync(kAllLanes, high == least);
   if (lanes & (lanes - 1)) lanes = settle(nodes, heap, high == least, uint32_t(cost_bits(cost)), slot);
   return __ffs(int(lanes)) - 1;
-}
-
-// One slot of a small tree. A lane has slots lane and lane + 32.
-struct Slot {
-  double cost = kNeverTaken;                      // of the waiting prefix
-  double sibling = kNeverTaken, child = kNeverTaken;  // what will wait once it is taken
-  double node_cost = 0.0, sibling_step = 0.0, child_step = 0.0;  // their parts: added up in the next step
-  int row = 0, rank = 0;                          // of the waiting prefix: candidate `rank` of depth row + 1
-
-  __device__ __forceinline__ void look_ahead(const double* steps) {
-    sibling_step = steps[row * kSmallColumns + rank + 1];
-    child_step = steps[(row + 1) * kSmallColumns];
-  }
-  __device__ __forceinline__ void add_steps() {
-    sibling = __dadd_rn(node_cost, sibling_step);
-    child = __dadd_rn(cost, child_step);
-  }
-};
-
-// Takes up to `budget` <= 64 prefixes; the number of nodes, root included. One warp. steps [rows, kSmallColumns] hold what
-// each candidate costs, with kNeverTaken behind the last of a row and two such rows behind the last.
-__device__ int grow_small(const double* steps, Nodes& nodes, Heap& heap, int budget, int lane) {
-  Slot slots[2];
-  if (lane == 0) {
-    slots[0].cost = __dadd_rn(0.0, steps[0]);
-    slots[0].look_ahead(steps);
-    heap.next_rank[0] = 0;
-  }
-  for (int node = 1; node <= budget; ++node) {
-    __syncwarp();
-    bool second = slots[1].cost < slots[0].cost;
-    if (slots[1].cost == slots[0].cost && slots[0].cost < kNeverTaken)
-      second = waits_before(nodes, heap, lane + kWarp, lane);
-    const uint32_t seconds = __ballot_sync(kAllLanes, second);
-    const double least = second ? slots[1].cost : slots[0].cost;
-    slots[0].add_steps();
-    slots[1].add_steps();
-    const int winner = best_lane(nodes, heap, least, second ? lane + kWarp : lane);
-    if (winner < 0) return node;
-    const int taken = winner + ((seconds >> winner) & 1 ? kWarp : 0);
-    const double cost = __shfl_sync(kAllLanes, least, winner);
-    const double child = __shfl_sync(kAllLanes, second ? slots[1].child : slots[0].child, winner);
-    const int place = __shfl_sync(kAllLanes, second ? slots[1].row << 16 | slots[1].rank : slots[0].row << 16 | slots[0].rank,
-                                  winner);
-    const int row = place >> 16, rank = place & 0xffff;
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      Slot& slot = slots[j];
-      const bool is_taken = lane + j * kWarp == taken, is_new = lane + j * kWarp == node;
-      slot.cost = is_taken ? slot.sibling : is_new ? child : slot.cost;
-      slot.node_cost = is_new ? cost : slot.node_cost;
-      slot.row = is_new ? row + 1 : slot.row;
-      slot.rank = is_taken ? rank + 1 : is_new ? 0 : slot.rank;
-      if (is_taken || is_new) slot.look_ahead(steps);
-    }
-    if (lane == 0) {
-      nodes.cost[node] = cost;
-      nodes.parent[node] = taken;
-      nodes.rank[node] = rank;
-      nodes.depth[node] = uint16_t(row + 1);
-      heap.next_rank[node] = 0;
-      heap.next_rank[taken] = uint16_t(rank + 1);
-    }
-  }
-  return budget + 1;
 }
 
 // The lane's group of 32 slots of a large tree: the best of them.
@@ -137,7 +62,7 @@ __device__ __forceinline__ void update_groups(Group& mine, const Nodes& nodes, H
   if (lane == 0) heap.cost[taken] = sibling, heap.cost[added] = child;
 }
 
-// The same for any budget, straight from the candidates.
+// Takes up to `budget` prefixes; the number of nodes, root included. One warp.
 __device__ int grow_large(const Candidates& candidates, Nodes& nodes, Heap& heap, int budget, int lane) {
   for (int i = lane; i < kMaxNodes; i += kWarp) heap.cost[i] = kNeverTaken;
   Group mine{kNeverTaken, lane * kWarp};

@@ -31,4 +31,12 @@ struct Candidates {
 
 __device__ __forceinline__ uint64_t cost_bits(double cost) { return uint64_t(__double_as_longlong(cost)); }
 
+// Costs that will wait once a waiting prefix is taken: its next sibling's and its first child's.
+struct Successors {
+  double sibling, child;
+};
+
+__device__ __forceinline__ uint32_t high_bits(double cost) { return uint32_t(cost_bits(cost) >> 32); }
+constexpr uint32_t kNeverTakenHigh = 0x7ff00000u;
+
 }  // namespace kdtree
