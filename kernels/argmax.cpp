@@ -27,8 +27,8 @@ int64_t argmax_row(const float* logits, int64_t vocab_size) {
 int argmax_cpu(const ArgmaxArgs& a) {
   if (a.vocab_size < 1) return kUnsupported;
   const int num_threads = threads_for(a.num_rows * a.vocab_size, a.num_threads);
-  run_threads(num_threads, [&](int thread) {
-    for (int64_t t = a.num_rows * thread / num_threads; t < a.num_rows * (thread + 1) / num_threads; ++t)
+  run_shares(num_threads, a.num_rows, [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t)
       a.token[t] = argmax_row(a.logits + t * a.vocab_size, a.vocab_size);
   });
   return kOk;

@@ -16,8 +16,9 @@ constexpr int kTileRows = 3, kTileBlocks = 2;
 constexpr int kTileRows = 4, kTileBlocks = 1;
 #endif
 
-// For each segment of the reduction calls sink(segment, acc) with acc[r][b] = sum over its k, in k order from +0, of
-// x[r][k] * weight[b][k][lane]. `weight` is the first packed block; the next one lies num_in * 16 elements on.
+// For each segment of the reduction that is not empty calls sink(segment, acc) with acc[r][b] = sum over its k, in k
+// order from +0, of x[r][k] * weight[b][k][lane]. `weight` is the first packed block; the next one lies num_in * 16
+// elements on.
 template <int kRows, int kBlocks, class Float, class Sink>
 inline void tile_segments(const float* const* x, const Float* weight, int64_t num_in, const Segments& segments,
                           Sink&& sink) {
@@ -26,6 +27,7 @@ inline void tile_segments(const float* const* x, const Float* weight, int64_t nu
   for (int r = 0; r < kRows; ++r) row[r] = x[r];
 #pragma GCC unroll 1
   for (int s = 0; s < kNumSegments; ++s) {
+    if (segments.empty(s)) continue;
     Vec16 acc[kRows][kBlocks];
     for (int r = 0; r < kRows; ++r)
       for (int b = 0; b < kBlocks; ++b) acc[r][b] = Vec16::all(0.0f);
@@ -47,20 +49,24 @@ inline void tile_segments(const float* const* x, const Float* weight, int64_t nu
 template <int kRows, int kBlocks, class Float, class Emit>
 inline void tile_totals(const float* const* x, const Float* weight, int64_t num_in, const Segments& segments,
                         Emit&& emit) {
-  Vec16 partial[kFoldLevels][kRows][kBlocks];
+  Vec16 waiting[kFoldLevels][kRows][kBlocks];
+  int num_waiting = 0;
+  const SegmentTree tree(segments);
+  const Vec16 empty = Vec16::all(segments.any_empty() ? 0.0f : -0.0f);  // x + -0 = x
   tile_segments<kRows, kBlocks>(x, weight, num_in, segments, [&](int s, Vec16(&acc)[kRows][kBlocks]) {
-    const auto combine = [&](int level) {
+    for (int i = 0; i < tree.num_folds[s]; ++i) {
+      --num_waiting;
       for (int r = 0; r < kRows; ++r)
-        for (int b = 0; b < kBlocks; ++b) acc[r][b] = partial[level][r][b] + acc[r][b];
-    };
-    const auto keep = [&](int level) {
+        for (int b = 0; b < kBlocks; ++b) acc[r][b] = waiting[num_waiting][r][b] + acc[r][b];
+    }
+    if (s < kNumSegments - 1) {
       for (int r = 0; r < kRows; ++r)
-        for (int b = 0; b < kBlocks; ++b) partial[level][r][b] = acc[r][b];
-    };
-    fold_segment(s, combine, keep);
-    if (s < kNumSegments - 1) return;
-    for (int r = 0; r < kRows; ++r)
-      for (int b = 0; b < kBlocks; ++b) emit(r, b, acc[r][b]);
+        for (int b = 0; b < kBlocks; ++b) waiting[num_waiting][r][b] = acc[r][b];
+      ++num_waiting;
+    } else {
+      for (int r = 0; r < kRows; ++r)
+        for (int b = 0; b < kBlocks; ++b) emit(r, b, acc[r][b] + empty);
+    }
   });
 }
 
@@ -75,8 +81,23 @@ inline void for_row_tiles(int64_t count, Visit&& visit) {
   }
 }
 
-// Blocks that the next panel takes of `left` neighbouring ones: kTileBlocks, 2 or 1.
-inline int panel_width(int64_t left) { return left >= kTileBlocks ? kTileBlocks : left >= 2 ? 2 : 1; }
+// Neighbouring packed blocks that are computed together: kTileBlocks, 2 or 1.
+struct Panel {
+  int64_t block;
+  int width;
+};
+
+inline int64_t num_panels_of(int64_t num_blocks) {
+  const int64_t left = num_blocks % kTileBlocks;
+  return num_blocks / kTileBlocks + left / 2 + left % 2;
+}
+
+// Panel i of num_panels_of(num_blocks), the widest first.
+inline Panel panel_of(int64_t i, int64_t num_blocks) {
+  const int64_t block = i * kTileBlocks, left = num_blocks - block;
+  if (left >= kTileBlocks) return {block, kTileBlocks};
+  return left >= 2 ? Panel{block, 2} : Panel{num_blocks - 1, 1};
+}
 
 template <class Visit>
 inline void with_panel_width(int width, Visit&& visit) {

@@ -4,10 +4,12 @@
 // Order of additions: the vocabulary is cut into 8 segments (segments.h); in a segment lane i % 16 adds its terms in
 // ascending i, then the lanes (sum_lanes), then the segments ((0+1)+(2+3))+((4+5)+(6+7)). Nothing depends on threads.
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <vector>
 
 #include "op_args.h"
+#include "parallel.h"
 #include "segments.h"
 #include "vec16.h"
 
@@ -15,7 +17,7 @@ namespace kdtree {
 namespace {
 
 constexpr int64_t kBlock = 4 * kLanes;
-constexpr int64_t kParallelWork = 1 << 15;  // logits; below this, waking threads costs more than it saves
+constexpr int64_t kExpWork = 4;  // a logit in units of parallel.h
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
 // Orders by falling logit, then by rising id, when compared as an integer. +0 and -0 are equal logits.
@@ -149,16 +151,15 @@ bool topk_row(const Float* logits, const DraftTopkArgs& args, float* log_probs, 
 template <class Float>
 int topk(const DraftTopkArgs& args) {
   const auto* logits = static_cast<const Float*>(args.logits);
-  bool finite = true;
-#pragma omp parallel num_threads(args.num_threads) reduction(&& : finite) \
-    if (args.num_rows > 1 && args.num_rows * args.vocab_size > kParallelWork)
-  {
-    Scratch scratch;
-#pragma omp for
-    for (int64_t row = 0; row < args.num_rows; ++row)
-      finite = topk_row(logits + row * args.vocab_size, args, args.log_probs + row * args.num_candidates,
-                        args.token_ids + row * args.num_candidates, scratch) && finite;
-  }
+  std::atomic<bool> finite{true};
+  run_shares(threads_for(args.num_rows * args.vocab_size * kExpWork, args.num_threads), args.num_rows,
+             [&](int64_t begin, int64_t end, int) {
+               Scratch scratch;
+               for (int64_t row = begin; row < end; ++row)
+                 if (!topk_row(logits + row * args.vocab_size, args, args.log_probs + row * args.num_candidates,
+                               args.token_ids + row * args.num_candidates, scratch))
+                   finite = false;
+             });
   return finite ? kOk : kNonFinite;
 }
 

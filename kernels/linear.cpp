@@ -54,29 +54,25 @@ inline void point_at_rows(const Bf16* x, int64_t stride, int64_t num_rows, int64
   }
 }
 
-// One thread's share: rows [row_begin, row_end) times packed blocks [block_begin, block_end), counted over all groups.
+// Panels [begin, end) of all, counted over the groups in each chunk of kChunkRows rows.
 template <class Float>
-void linear_share(const LinearArgs& a, const Segments& segments, int64_t row_begin, int64_t row_end,
-                  int64_t block_begin, int64_t block_end, float* scratch) {
-  const int64_t blocks_per_group = num_blocks_of(a.num_out);
+void linear_share(const LinearArgs& a, const Segments& segments, int64_t begin, int64_t end, float* scratch) {
+  const int64_t blocks_per_group = num_blocks_of(a.num_out), panels_per_group = num_panels_of(blocks_per_group);
   const float* rows[kChunkRows];
-  for (int64_t row = row_begin; row < row_end; row += kChunkRows) {
-    const int64_t num_rows = std::min(kChunkRows, row_end - row);
-    int64_t group_in_rows = -1;
-    for (int64_t block = block_begin; block < block_end;) {
-      const int64_t group = block / blocks_per_group, in_group = block % blocks_per_group;
-      if (group != group_in_rows) {
-        const Float* x = static_cast<const Float*>(a.x) + row * a.x_row_stride + group * a.x_group_stride;
-        point_at_rows(x, a.x_row_stride, num_rows, a.num_in, scratch, rows);
-        group_in_rows = group;
-      }
-      const int64_t left = std::min(block_end - block, blocks_per_group - in_group);
-      const Float* weight = static_cast<const Float*>(a.packed) + block * a.num_in * kLanes;
-      const Target target{a, row, group, in_group * kLanes};
-      const int width = panel_width(left);
-      with_panel_width(width, [&](auto blocks) { panel<blocks>(rows, num_rows, weight, segments, target); });
-      block += width;
+  int64_t rows_of = -1;  // chunk and group that `rows` point at
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t in_chunks = i / panels_per_group, group = in_chunks % a.num_groups;
+    const int64_t row = in_chunks / a.num_groups * kChunkRows, num_rows = std::min(kChunkRows, a.num_rows - row);
+    if (in_chunks != rows_of) {
+      const Float* x = static_cast<const Float*>(a.x) + row * a.x_row_stride + group * a.x_group_stride;
+      point_at_rows(x, a.x_row_stride, num_rows, a.num_in, scratch, rows);
+      rows_of = in_chunks;
     }
+    const Panel at = panel_of(i % panels_per_group, blocks_per_group);
+    const int64_t block = group * blocks_per_group + at.block;
+    const Float* weight = static_cast<const Float*>(a.packed) + block * a.num_in * kLanes;
+    const Target target{a, row, group, at.block * kLanes};
+    with_panel_width(at.width, [&](auto blocks) { panel<blocks>(rows, num_rows, weight, segments, target); });
   }
 }
 
@@ -87,14 +83,10 @@ void linear(const LinearArgs& a) {
   const int num_threads = threads_for(product_work(a.num_rows, num_blocks * kLanes * a.num_in), a.num_threads);
   const int64_t scratch_size = sizeof(Float) == 4 ? 0 : std::min(kChunkRows, a.num_rows) * a.num_in;
   const Floats scratch = new_floats(scratch_size * num_threads);
-  const bool by_rows = num_blocks < 2 * num_threads && a.num_rows >= num_threads * kTileRows;
-  run_threads(num_threads, [&](int thread) {
-    const auto share = [&](int64_t count, int i) { return count * i / num_threads; };
-    float* own = scratch.get() + scratch_size * thread;
-    if (by_rows)
-      linear_share<Float>(a, segments, share(a.num_rows, thread), share(a.num_rows, thread + 1), 0, num_blocks, own);
-    else
-      linear_share<Float>(a, segments, 0, a.num_rows, share(num_blocks, thread), share(num_blocks, thread + 1), own);
+  const int64_t num_chunks = (a.num_rows + kChunkRows - 1) / kChunkRows;
+  const int64_t num_panels = num_chunks * a.num_groups * num_panels_of(num_blocks_of(a.num_out));
+  run_shares(num_threads, num_panels, [&](int64_t begin, int64_t end, int thread) {
+    linear_share<Float>(a, segments, begin, end, scratch.get() + scratch_size * thread);
   });
 }
 

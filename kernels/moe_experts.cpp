@@ -1,6 +1,7 @@
 // moe_experts: the rows of a step are gathered per expert, so that the weights of an expert are read once for all of
 // them. Three phases: gate and up projections, swiglu, down projection. The down projection keeps its 8 segment sums
 // apart per row and adds the experts inside each segment; see op_args.h for the order of additions.
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -33,6 +34,9 @@ struct Plan {
   std::vector<const float*> x;      // per pair: the row's D inputs in FP32
   std::vector<float*> hidden;       // per pair: 2 * width values, gates then ups; swiglu's product replaces the gates
   Floats hidden_values, widened;
+  int down_segment[kNumSegments];   // place among the segments of the down projections, -1 if all experts' is empty
+  int num_down_segments = 0;
+  std::vector<float> empty_sum;     // per row: weighted sum of the zeros of an empty segment
 };
 
 inline const float* in_fp32(const float* x, int64_t, Floats&) { return x; }
@@ -71,10 +75,23 @@ void sort_pairs(const MoeExpertsArgs& a, int64_t routed, int64_t shared, Plan<Fl
 }
 
 template <class Float>
+void place_segments(const MoeExpertsArgs& a, Plan<Float>& plan) {
+  const Segments routed(a.width), shared(a.shared_gate_up ? a.shared_width : a.width);
+  for (int s = 0; s < kNumSegments; ++s)
+    plan.down_segment[s] = routed.empty(s) && shared.empty(s) ? -1 : plan.num_down_segments++;
+  plan.empty_sum.resize(a.num_rows, 0.0f);
+  for (size_t pair = 0; pair < plan.row.size(); ++pair) {
+    float& sum = plan.empty_sum[plan.row[pair]];
+    sum = std::fma(plan.weight[pair], 0.0f, sum);
+  }
+}
+
+template <class Float>
 Plan<Float> make_plan(const MoeExpertsArgs& a) {
   Plan<Float> plan;
   const int64_t routed = a.num_rows * a.top_k, shared = a.shared_gate_up ? a.num_rows : 0;
   sort_pairs(a, routed, shared, plan);
+  place_segments(a, plan);
   const float* x = in_fp32(static_cast<const Float*>(a.x), a.num_rows * a.dim, plan.widened);
   plan.hidden_values = new_floats(2 * (routed * a.width + shared * a.shared_width));
   float* hidden = plan.hidden_values.get();
@@ -116,10 +133,12 @@ void swiglu_pair(float* hidden, int64_t width) {
 }
 
 // Outputs [16 * block, …) of all rows: sums[row][segment][16 * kBlocks], expert after expert, then the segments' tree.
+// A segment that is empty for all experts has no place in `sums`: its sum, row by row, is in the plan.
 template <class Float, int kBlocks>
 void down_panel(const MoeExpertsArgs& a, const Plan<Float>& plan, int64_t block, float* sums) {
-  constexpr int64_t kRowSums = kNumSegments * kBlocks * kLanes;
-  std::memset(sums, 0, a.num_rows * kRowSums * sizeof(float));
+  constexpr int64_t kSegmentSums = kBlocks * kLanes;
+  const int64_t row_sums = plan.num_down_segments * kSegmentSums;
+  std::memset(sums, 0, a.num_rows * row_sums * sizeof(float));
   const int64_t first_out = block * kLanes;
   for (const Expert<Float>& expert : plan.experts) {
     const Segments segments(expert.width);
@@ -127,12 +146,14 @@ void down_panel(const MoeExpertsArgs& a, const Plan<Float>& plan, int64_t block,
       const int64_t pair = expert.first_pair + begin;
       const auto add = [&](int s, const auto& acc) {
         for (int r = 0; r < height; ++r) {
-          float* row_sums = sums + plan.row[pair + r] * kRowSums + s * kBlocks * kLanes;
+          float* own = sums + plan.row[pair + r] * row_sums + plan.down_segment[s] * kSegmentSums;
           const Vec16 weight = Vec16::all(plan.weight[pair + r]);
-          for (int b = 0; b < kBlocks; ++b)
-            fma(weight, acc[r][b], Vec16::load(row_sums + b * kLanes)).store(row_sums + b * kLanes);
+          for (int b = 0; b < kBlocks; ++b, own += kLanes) fma(weight, acc[r][b], Vec16::load(own)).store(own);
         }
       };
+      const Vec16 zeros[height][kBlocks] = {};
+      for (int s = 0; s < kNumSegments; ++s)
+        if (segments.empty(s) && plan.down_segment[s] >= 0) add(s, zeros);
       tile_segments<height, kBlocks>(&plan.hidden[pair], expert.down + first_out * expert.width, expert.width, segments,
                                      add);
     });
@@ -140,27 +161,16 @@ void down_panel(const MoeExpertsArgs& a, const Plan<Float>& plan, int64_t block,
   const Float* residual = static_cast<const Float*>(a.residual);
   for (int64_t t = 0; t < a.num_rows; ++t)
     for (int b = 0; b < kBlocks; ++b) {
-      const float* of_segment = sums + t * kRowSums + b * kLanes;
-      const auto sum = [&](int s) { return Vec16::load(of_segment + s * kBlocks * kLanes); };
+      const float* own = sums + t * row_sums + b * kLanes;
+      const auto sum = [&](int s) {
+        const int place = plan.down_segment[s];
+        return place < 0 ? Vec16::all(plan.empty_sum[t]) : Vec16::load(own + place * kSegmentSums);
+      };
       Vec16 total = ((sum(0) + sum(1)) + (sum(2) + sum(3))) + ((sum(4) + sum(5)) + (sum(6) + sum(7)));
       const int64_t n = first_out + b * kLanes, at = t * a.dim + n;
       if (residual) total = rounded(total, residual) + load_first(residual + at, a.dim - n);
       store_first(total, static_cast<Float*>(a.out) + at, a.dim - n);
     }
-}
-
-// A panel of packed blocks, of one expert or of the output.
-struct Panel {
-  int64_t expert, block;
-  int width;
-};
-
-void append_panels(std::vector<Panel>& panels, int64_t expert, int64_t num_out) {
-  const int64_t num_blocks = num_blocks_of(num_out);
-  for (int64_t block = 0, width; block < num_blocks; block += width) {
-    width = panel_width(num_blocks - block);
-    panels.push_back({expert, block, int(width)});
-  }
 }
 
 template <class Float>
@@ -169,27 +179,34 @@ void moe_experts(const MoeExpertsArgs& a) {
   const int64_t num_hidden = a.num_rows * (a.top_k * a.width + (a.shared_gate_up ? a.shared_width : 0));
 
   const int64_t down_work = num_hidden * a.dim / std::min<int64_t>(a.num_rows, 4);
-  std::vector<Panel> gate_up_panels, down_panels;
-  for (size_t e = 0; e < plan.experts.size(); ++e) append_panels(gate_up_panels, e, 2 * plan.experts[e].width);
-  append_panels(down_panels, 0, a.dim);
-
+  std::vector<std::pair<const Expert<Float>*, Panel>> gate_up_panels;
+  for (size_t e = plan.experts.size(); e-- > 0;) {  // the shared expert's, which are the largest tasks, first
+    const Expert<Float>& expert = plan.experts[e];
+    const int64_t num_blocks = num_blocks_of(2 * expert.width);
+    const int64_t num_panels = num_panels_of(num_blocks);
+    for (int64_t i = 0; i < num_panels; ++i) gate_up_panels.push_back({&expert, panel_of(i, num_blocks)});
+  }
   const Segments segments(a.dim);
   run_tasks(threads_for(2 * down_work, a.num_threads), gate_up_panels.size(), [&](int64_t i, int) {
-    const Panel& panel = gate_up_panels[i];
-    gate_up_panel(plan, plan.experts[panel.expert], a.dim, segments, panel.block, panel.width);
+    const auto& [expert, panel] = gate_up_panels[i];
+    gate_up_panel(plan, *expert, a.dim, segments, panel.block, panel.width);
   });
 
   const int64_t num_routed = a.num_rows * a.top_k;
-  run_tasks(threads_for(num_hidden * kExpWork, a.num_threads), plan.row.size(), [&](int64_t pair, int) {
-    swiglu_pair<Float>(plan.hidden[pair], pair < num_routed ? a.width : a.shared_width);
+  const int swiglu_threads = threads_for(num_hidden * kExpWork, a.num_threads);
+  run_shares(swiglu_threads, plan.row.size(), [&](int64_t begin, int64_t end, int) {
+    for (int64_t pair = begin; pair < end; ++pair)
+      swiglu_pair<Float>(plan.hidden[pair], pair < num_routed ? a.width : a.shared_width);
   });
 
   const int num_threads = threads_for(down_work, a.num_threads);
-  const int64_t sums_size = a.num_rows * kNumSegments * kTileBlocks * kLanes;
+  const int64_t sums_size = a.num_rows * plan.num_down_segments * kTileBlocks * kLanes;
   const Floats sums = new_floats(num_threads * sums_size);
-  run_tasks(num_threads, down_panels.size(), [&](int64_t i, int thread) {
-    with_panel_width(down_panels[i].width, [&](auto blocks) {
-      down_panel<Float, blocks>(a, plan, down_panels[i].block, sums.get() + thread * sums_size);
+  const int64_t num_blocks = num_blocks_of(a.dim);
+  run_tasks(num_threads, num_panels_of(num_blocks), [&](int64_t i, int thread) {
+    const Panel panel = panel_of(i, num_blocks);
+    with_panel_width(panel.width, [&](auto blocks) {
+      down_panel<Float, blocks>(a, plan, panel.block, sums.get() + thread * sums_size);
     });
   });
 }

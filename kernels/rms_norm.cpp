@@ -24,8 +24,8 @@ void norm_row(const Float* x, const Float* weight, Float* out, int64_t dim, floa
 template <class Float>
 void rms_norm(const RmsNormArgs& a) {
   const int num_threads = threads_for(a.num_rows * a.dim, a.num_threads);
-  run_threads(num_threads, [&](int thread) {
-    for (int64_t t = a.num_rows * thread / num_threads; t < a.num_rows * (thread + 1) / num_threads; ++t)
+  run_shares(num_threads, a.num_rows, [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t)
       norm_row(static_cast<const Float*>(a.x) + t * a.x_stride, static_cast<const Float*>(a.weight),
                static_cast<Float*>(a.out) + t * a.dim, a.dim, a.eps);
   });

@@ -20,8 +20,8 @@ void rotate(const Float* x, const float* cos_sin, Float* out, int64_t half) {
 template <class Float>
 void rope(const RopeArgs& a) {
   const int num_threads = threads_for(a.num_rows * a.num_heads * a.dim, a.num_threads);
-  run_threads(num_threads, [&](int thread) {
-    for (int64_t t = a.num_rows * thread / num_threads; t < a.num_rows * (thread + 1) / num_threads; ++t) {
+  run_shares(num_threads, a.num_rows, [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t) {
       const float* cos_sin = a.cos_sin + a.position[t] * a.dim;
       for (int64_t h = 0; h < a.num_heads; ++h)
         rotate(static_cast<const Float*>(a.x) + t * a.x_row_stride + h * a.x_head_stride, cos_sin,

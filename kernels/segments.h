@@ -10,7 +10,7 @@ constexpr int kNumSegments = 8;
 constexpr int64_t kSegmentUnit = 32;
 constexpr int kFoldLevels = 3;  // partial sums that wait while the 8 segment sums are added
 
-// Segment s covers [bounds[s], bounds[s + 1]); some may be empty. Python: config.segment_bounds.
+// Segment s covers [bounds[s], bounds[s + 1]); some may be empty, the last never is. Python: config.segment_bounds.
 struct Segments {
   int64_t bounds[kNumSegments + 1];
 
@@ -19,16 +19,31 @@ struct Segments {
     for (int64_t s = 0; s <= kNumSegments; ++s)
       bounds[s] = std::min(kSegmentUnit * (s * num_units / kNumSegments), length);
   }
+
+  bool empty(int s) const { return bounds[s] == bounds[s + 1]; }
+
+  bool any_empty() const {
+    for (int s = 0; s < kNumSegments; ++s)
+      if (empty(s)) return true;
+    return false;
+  }
 };
 
-// Adds segment sums that arrive in order 0 … 7 as ((0+1)+(2+3))+((4+5)+(6+7)), with at most kFoldLevels partial sums.
-// `combine(level)` must do running = partial[level] + running, and `keep(level)` partial[level] = running, where
-// `running` is the sum of the segment that has just arrived. After segment 7 it is the total.
-template <class Combine, class Keep>
-inline void fold_segment(int segment, Combine&& combine, Keep&& keep) {
-  int level = 0;
-  for (; (segment >> level) & 1; ++level) combine(level);
-  if (segment != kNumSegments - 1) keep(level);
-}
+// The tree ((0+1)+(2+3))+((4+5)+(6+7)) without its empty segments, for sums that arrive in order: num_folds[s] of those
+// that wait, the latest first, are added to the sum of segment s. At most kFoldLevels wait. An empty segment's sum is
+// +0, which only matters to a total of -0: the total with any segment empty must be added to +0.
+struct SegmentTree {
+  int num_folds[kNumSegments] = {};
+
+  explicit SegmentTree(const Segments& segments) {
+    const int64_t* bounds = segments.bounds;
+    for (int s = 0; s < kNumSegments; ++s)
+      for (int half = 1; half < kNumSegments; half *= 2) {
+        const int begin = s / (2 * half) * (2 * half), middle = begin + half;
+        if (bounds[s + 1] != bounds[begin + 2 * half]) break;  // more is to come on the right of s
+        num_folds[s] += s >= middle && bounds[begin] != bounds[middle];
+      }
+  }
+};
 
 }  // namespace kdtree

@@ -12,8 +12,8 @@ constexpr int64_t kExpWork = 8;  // an exp and a division, in units of parallel.
 template <class Float>
 void swiglu(const SwigluArgs& a) {
   const int num_threads = threads_for(a.num_rows * a.dim * kExpWork, a.num_threads);
-  run_threads(num_threads, [&](int thread) {
-    for (int64_t t = a.num_rows * thread / num_threads; t < a.num_rows * (thread + 1) / num_threads; ++t) {
+  run_shares(num_threads, a.num_rows, [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t) {
       const Float* gate = static_cast<const Float*>(a.gate_up) + t * 2 * a.dim;
       Float* out = static_cast<Float*>(a.out) + t * a.dim;
       for (int64_t i = 0; i < a.dim; i += kLanes) {
@@ -31,8 +31,8 @@ void residual_add(const ResidualAddArgs& a) {
   Float* out = static_cast<Float*>(a.out);
   const int64_t count = a.num_rows * a.dim;
   const int num_threads = threads_for(count, a.num_threads);
-  run_threads(num_threads, [&](int thread) {
-    for (int64_t i = count * thread / num_threads; i < count * (thread + 1) / num_threads; ++i)
+  run_shares(num_threads, count, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i)
       out[i] = narrow<Float>(widen(x[i]) + widen(y[i]));
   });
 }

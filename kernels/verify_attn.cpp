@@ -21,7 +21,7 @@ namespace kdtree {
 namespace {
 
 constexpr int64_t kLeaf = 64;
-constexpr int64_t kMaxQueries = 32;  // queries that share the keys of a leaf while these are in cache
+constexpr int64_t kMaxQueries = 48;  // queries that share the keys of a leaf while these are in cache
 constexpr int kLeafVectors = kLeaf / kLanes;
 constexpr int kTileQueries = 4, kTileVectors = 4;  // register tile of the weighted sum of latents
 
@@ -73,18 +73,22 @@ class Attention {
     int64_t num_keys = 0;
     for (const TreePaths::Row& row : rows) num_keys = std::max(num_keys, prefix + row.num_nodes);
 
-    Leaf leaf;
+    Leaf leaf{};
     for (leaf.begin = 0; leaf.begin < num_keys; leaf.begin += kLeaf) {
       if (leaf.begin + kLeaf <= prefix) {  // the same keys for every row
+        leaf.count = 0;
         gather(stream, leaf.begin + kLeaf, nullptr, scratch, leaf);
         attend(leaf, 0, block.count, prefix, scratch);
         continue;
       }
+      leaf.count = 0;
+      gather(stream, prefix, nullptr, scratch, leaf);
       for (int64_t row = 0, next; row < num_rows; row = next) {  // neighbouring rows on one path share its keys
         int64_t end = 0;
         for (next = row; next < num_rows && rows[next].first == rows[row].first; ++next)
           end = std::max(end, prefix + rows[next].num_nodes);
         if (end <= leaf.begin) continue;
+        leaf.count = std::max<int64_t>(0, prefix - leaf.begin);  // of the prefix, gathered once for all rows
         gather(stream, std::min(end, leaf.begin + kLeaf), scratch.paths.nodes() + rows[row].first, scratch, leaf);
         const int64_t first = std::max<int64_t>(0, (first_row + row) * a.num_heads - block.first);
         const int64_t last = std::min(block.count, (first_row + next) * a.num_heads - block.first);
@@ -122,13 +126,12 @@ class Attention {
     }
   }
 
-  // Keys at positions [leaf.begin, end) of a stream: prefix slots, then those of a path.
+  // Extends a leaf by the keys at positions [leaf.begin + leaf.count, end) of a stream: prefix slots, then a path's.
   void gather(int64_t stream, int64_t end, const int32_t* path, Scratch& scratch, Leaf& leaf) const {
     const Float* slots = static_cast<const Float*>(a.cache) + stream * a.num_slots * width;
     const int64_t prefix = a.prefix_len[stream];
-    leaf.count = end - leaf.begin;
-    for (int64_t j = 0; j < leaf.count; ++j) {
-      const int64_t position = leaf.begin + j;
+    for (; leaf.begin + leaf.count < end; ++leaf.count) {
+      const int64_t j = leaf.count, position = leaf.begin + j;
       const int64_t slot = position < prefix ? position : prefix + path[position - prefix];
       leaf.key[j] = key_row(slots + slot * width, scratch.keys.get() + j * row_size);
     }
@@ -202,12 +205,13 @@ class Attention {
     const Vec16 lowest = Vec16::all(-std::numeric_limits<float>::infinity());
     float* p = scratch.p[q];
     Vec16 value[kLeafVectors], largest = lowest, sum = Vec16::all(0.0f);
-    for (int v = 0; v < kLeafVectors; ++v) {
+    const int num_vectors = int((scratch.limit[q] + kLanes - 1) / kLanes);  // the others would add zeros
+    for (int v = 0; v < num_vectors; ++v) {
       value[v] = first_lanes(scratch.limit[q] - v * kLanes, Vec16::load(p + v * kLanes), lowest);
       largest = max(value[v], largest);
     }
     const float leaf_max = max_lanes(largest);
-    for (int v = 0; v < kLeafVectors; ++v) {
+    for (int v = 0; v < num_vectors; ++v) {
       const Vec16 weight = exp(value[v] - Vec16::all(leaf_max));
       sum = sum + weight;
       rounded(weight, static_cast<const Float*>(nullptr)).store(p + v * kLanes);
@@ -295,10 +299,12 @@ int64_t total_work(const VerifyAttnArgs& a) {
   return num_keys * a.num_heads * (2 * a.latent_dim + a.rope_dim);
 }
 
-// Cuts the queries into blocks of one stream each, small enough that every thread has some.
+// Cuts the queries into blocks of one stream each, as even as whole rows allow, and at least one per thread.
 std::vector<Block> make_blocks(const VerifyAttnArgs& a, int num_threads) {
   const int64_t num_queries = a.num_rows * a.num_heads;
-  const int64_t size = std::min(kMaxQueries, (num_queries + num_threads - 1) / num_threads);
+  const int64_t shares = (num_queries + num_threads * kMaxQueries - 1) / (num_threads * kMaxQueries) * num_threads;
+  int64_t size = std::min(kMaxQueries, (num_queries + shares - 1) / shares);
+  if (size > a.num_heads) size = std::min(kMaxQueries, (size + a.num_heads - 1) / a.num_heads * a.num_heads);
   std::vector<Block> blocks;
   for (int64_t row = 0, next; row < a.num_rows; row = next) {
     next = row + 1;

@@ -26,10 +26,10 @@ from kdtree_nb.native.cuda_toolchain import CudaToolchain
 from kdtree_nb.native.guard import cache_errors, environment, file_lock
 from kdtree_nb.native.toolchain import Toolchain, as_one_word, find_toolchain
 
-FLAGS = ("-O3", "-march=native", "-fopenmp", "-ffp-contract=off")
+FLAGS = ("-O3", "-march=native", "-pthread", "-ffp-contract=off")
 """Compiler flags of every source. No fast-math: additions keep their order; fma happens only where it is written."""
 
-LINK_FLAGS = ("-fopenmp", "-Wl,--no-undefined")
+LINK_FLAGS = ("-pthread", "-Wl,--no-undefined")
 
 LOCK_TIMEOUT_S = 600.0
 """How long to wait for another process that compiles the same kernels."""
