@@ -8,14 +8,16 @@ import torch
 from torch.nn import functional
 
 from kdtree_nb.bench import setting
+from kdtree_nb.bench.engine_groups import ar_steps
 from kdtree_nb.bench.peers import accept_python, compact_python, masked_attention, tree_mask
-from kdtree_nb.bench.runner import Effort, Measurement, compete, per_call, require
+from kdtree_nb.bench.runner import Effort, Measurement, clock, compete, per_call, require
 from kdtree_nb.bench.tree_heapq import build_tree_heapq
 from kdtree_nb.native import ops
 from kdtree_nb.speculate.forward import TreeForward
 from kdtree_nb.tree import DraftTree
 
 PREFIX_LEN = 256
+NUM_STEPS = 32
 SWEEP_ROWS = (1, 2, 4, 8, 16, 17, 32, 64)
 LINEAR_SHAPES = ((256, 512), (1024, 256), (1024, 1024), (2048, 2048))
 """(N, K) of the linear layers that are timed, with 1, 17 and 64 rows."""
@@ -86,18 +88,27 @@ def tree_build(effort: Effort) -> list[Measurement]:
         "native": per_call(lambda: ops.tree_build(*tensors, budget)),
     }
     params = {"budget": budget, "depth": depth, "num_candidates": num_candidates}
-    return compete("tree_build", contenders, effort.num_rounds, params)
+    with torch.inference_mode():  # as in the engine
+        return compete("tree_build", contenders, effort.num_rounds, params)
 
 
 def verify_rows(effort: Effort) -> list[Measurement]:
-    """The forwards of 17 AR steps against one verify of a tree of 17 rows (root and budget 16)."""
+    """A verify of 17 rows (root and budget 16) against 17 forwards of one row, and against 4 steps of the engine.
+
+    Each is the mean over many of its kind, as in decoding: caches and threads are warm.
+    """
     single, verify = _verify(1), _verify(17)
+    ar_step = ar_steps("tiny", torch.float32, NUM_STEPS)
 
     def seventeen_steps() -> None:
         for _ in range(17):
             single()
 
-    contenders = {"17 single-row steps": per_call(seventeen_steps), "one 17-row verify": per_call(verify)}
+    contenders = {
+        "17 single-row steps": lambda: clock(seventeen_steps, NUM_STEPS),
+        "4 AR steps": lambda: 4 * ar_step(),
+        "one 17-row verify": lambda: clock(verify, NUM_STEPS),
+    }
     return compete("verify_rows", contenders, effort.num_rounds, {"model": "tiny", "prefix_len": PREFIX_LEN})
 
 

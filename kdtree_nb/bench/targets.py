@@ -24,9 +24,7 @@ class Target:
 TARGETS = (
     Target("ar_step", "numpy", "native", 3.0, "an AR step is at least 3x faster than the numpy reference"),
     Target("ar_step", "eager torch", "native", 3.0, "an AR step is at least 3x faster than eager torch"),
-    Target(
-        "verify_rows", "17 single-row steps", "one 17-row verify", 17 / 4, "a 17-row verify costs at most 4 AR steps"
-    ),
+    Target("verify_rows", "4 AR steps", "one 17-row verify", 1.0, "a 17-row verify costs at most 4 AR steps"),
     Target("tree_build", "heapq", "native", 20.0, "tree_build is at least 20x faster than Python's heapq"),
     Target("ngram_ddtree", "AR", "DDTree", 1.0, "NGram DDTree is faster than AR on repetitive text"),
 )

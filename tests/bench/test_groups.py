@@ -21,7 +21,7 @@ CONTENDERS = {
     "linear": {"numpy", "torch", "native"},
     "dense_block": {"eager torch", "native"},
     "tree_build": {"heapq", "native"},
-    "verify_rows": {"17 single-row steps", "one 17-row verify"},
+    "verify_rows": {"17 single-row steps", "4 AR steps", "one 17-row verify"},
     "verify_sweep": {"native"},
     "verify_attn": {"torch masked", "native"},
     "accept_compact": {"python", "native"},
