@@ -8,6 +8,7 @@
 // nothing and end in the workspace. The order of additions is a constant of (C, R, tile length): M, skew, stages and the
 // number of leaves in an item do not enter it.
 #pragma once
+#include "mma_bf16.cuh"
 #include "verify_attn_plan.cuh"
 
 namespace kdtree {
@@ -37,37 +38,6 @@ struct MmaShape {
   static_assert(kStages * kTileBytes >= 4 * kMaxPath && kPlan % 8 == 0);
 };
 
-__device__ __forceinline__ void load_matrix4(uint32_t (&r)[4], uint32_t at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
-}
-__device__ __forceinline__ void load_matrix4_transposed(uint32_t (&r)[4], uint32_t at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
-}
-__device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ void store_shared4(uint32_t at, float x, float y, float z, float w) {
-  asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(at), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
-}
-__device__ __forceinline__ float4 load_shared4(uint32_t at) {
-  float4 v;
-  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at));
-  return v;
-}
-__device__ __forceinline__ float exp2_approx(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-  uint32_t r;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  return r;
-}
-
 // A value computed anew for each item: the compiler must not keep what follows from it in registers between items.
 template <class Int>
 __device__ __forceinline__ Int for_this_item(Int value) {
@@ -83,6 +53,8 @@ struct MmaWorker {
   static constexpr int kScoreTiles = kRowTiles >= 2 ? kRowTiles / 2 : 1;  // 16-query tiles of a warp in Q K^T
   static constexpr int kScoreBlocks = kRowTiles >= 2 || S::kKeyBlocks == 1 ? S::kKeyBlocks : S::kKeyBlocks / 2;
   static constexpr int kAhead = kSkewed ? S::kStages - 3 : S::kStages - 1;  // tiles on their way
+  static constexpr int kFirstTiles = 2;  // on their way before the first score; their issue alone takes a while
+  static_assert(kSkewed ? kAhead == kFirstTiles : kAhead >= kFirstTiles);
   static constexpr int kThreadsPerKey = kMmaThreads / kKeys, kPieces = S::kRowBytes / 16;
   static constexpr int kThreadPieces = (kPieces + kThreadsPerKey - 1) / kThreadsPerKey;
 
@@ -121,7 +93,7 @@ struct MmaWorker {
     num_tiles = (item.end - item.begin + kKeys - 1) / kKeys;
     load_queries();  // first: they are few, and what is loaded first comes first
 #pragma unroll 1
-    for (int i = 0; i < kAhead; ++i) load_tile(i, i * S::kTileBytes);
+    for (int i = 0; i < kFirstTiles; ++i) load_tile(i, i * S::kTileBytes);
     clear();
     if (thread == 0) draw_ticket(launch, plan);
     if constexpr (kSkewed)
@@ -417,11 +389,14 @@ struct MmaWorker {
   // which would hold up the reads of Q K^T.
   __device__ __forceinline__ void run_plain() {
     uint32_t stage = 0;
-    cp_async_wait<S::kStages - 3>();  // tiles 0 and 1 are here
+    cp_async_wait<kFirstTiles - 1>();  // tile 0 is here
     __syncthreads();
     score_tile_of<false>(stage, 0, 0);
     __syncthreads();
     if (softmaxes) softmax(0);
+#pragma unroll 1
+    for (int i = kFirstTiles; i < kAhead; ++i) load_tile(i, i * S::kTileBytes);
+    cp_async_wait<kAhead - 2>();  // tile 1 is here
     __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < num_tiles; ++i) {

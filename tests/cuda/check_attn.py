@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass
 
 import torch
-from check_rows import BF16, DEV, F32, NAN, count_of, expect, failures, poisoned, same_bits
+from check_common import BF16, DEV, F32, NAN, count_of, expect, failures, poisoned, same_bits
 from op_lib import library, run, workspace_bytes
 
 

@@ -20,18 +20,19 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-import check_rows
+import check_common
 from check_attn import BF16, F32, Batch, Dims, check_batch, check_invalid_rows, random_tree, tune
 from op_lib import library, run, workspace_bytes
 from timing import copy_bandwidth, graph_time, graph_times, matmul_rate
 
 START = time.time()
 LIMIT_S = float(os.environ.get("LIMIT_S", "170"))
+QUICK = bool(os.environ.get("QUICK"))  # few small batches, for compute-sanitizer
 KIMI64, KIMI8 = Dims(64, 512, 64, BF16), Dims(8, 512, 64, BF16)
 SMALL = [Dims(4, 64, 16, BF16), Dims(6, 48, 12, BF16), Dims(4, 64, 16, F32), Dims(6, 48, 12, F32)]
 BORDERS = (0, 1, 31, 32, 63, 64, 127, 128, 255, 256, 257, 500, 1023, 1024, 1919, 2047, 2048, 2303, 4096)
 SMALL_SHARED_BYTES = 99 * 1024
-record: dict = {"failures": check_rows.failures}
+record: dict = {"failures": check_common.failures}
 
 
 def left() -> float:
@@ -66,7 +67,7 @@ def check(budget_s: float, shared_bytes: int = 1 << 30, first_seed: int = 0, mos
             variants = cases % 4 == 0 and shared_bytes > SMALL_SHARED_BYTES
             error, positions = check_batch(batch, name, rng, paths=1, variants=variants)
         except Exception as problem:
-            check_rows.expect(False, f"{name}: {problem}")
+            check_common.expect(False, f"{name}: {problem}")
             if "CUDA error" in str(problem):
                 raise
             continue
@@ -77,7 +78,7 @@ def check(budget_s: float, shared_bytes: int = 1 << 30, first_seed: int = 0, mos
     text = (
         f"check (at most {shared_bytes} bytes shared): {cases} batches, {compared} positions compared, errors {worst}"
     )
-    print(f"{text}, failures so far {len(check_rows.failures)}, t={time.time() - START:.0f}s", flush=True)
+    print(f"{text}, failures so far {len(check_common.failures)}, t={time.time() - START:.0f}s", flush=True)
     record[f"check {shared_bytes}"] = {"batches": cases, "positions": compared, "errors": worst}
 
 
@@ -108,11 +109,8 @@ def check_long() -> None:
         tree = random_tree(size, rng, "chain" if size == 1024 else "mixed")
         batch = Batch(dims, [prefix], [tree], seed, heat=2.0)
         error, compared = check_batch(batch, f"long {dims.heads}x{dims.latent} {prefix} {size}", rng, paths)
-        print(
-            f"long {dims.heads} heads {str(dims.dtype)[6:]} prefix {prefix} nodes {size}: error {error:.1e}, {compared} "
-            f"compared, failures {len(check_rows.failures)}",
-            flush=True,
-        )
+        what = f"long {dims.heads} heads {str(dims.dtype)[6:]} prefix {prefix} nodes {size}"
+        print(f"{what}: error {error:.1e}, {compared} compared, {len(check_common.failures)} failed", flush=True)
         record.setdefault("long", []).append([dims.heads, str(dims.dtype), prefix, size, error, compared])
 
 
@@ -179,11 +177,9 @@ def time_cells(bandwidth: float, rate: float) -> None:
                 flops = 2 * nodes * dims.heads * (prefix + cell.mean_depth + 1) * (2 * dims.latent + dims.rope)
                 num_bytes = (prefix + nodes) * 1152
                 floor = max(flops / rate, num_bytes / bandwidth)
-                print(
-                    f"{dims.heads:5d} {nodes:5d} {prefix:6d} | {seconds * 1e6:7.1f} {flops / seconds / 1e12:8.1f} "
-                    f"{num_bytes / seconds / 1e12:5.2f} {seconds / floor:8.2f} | {peer * 1e6:8.1f} {peer / seconds:7.2f}",
-                    flush=True,
-                )
+                rates = f"{seconds * 1e6:7.1f} {flops / seconds / 1e12:8.1f} {num_bytes / seconds / 1e12:5.2f}"
+                ratios = f"{seconds / floor:8.2f} | {peer * 1e6:8.1f} {peer / seconds:7.2f}"
+                print(f"{dims.heads:5d} {nodes:5d} {prefix:6d} | {rates} {ratios}", flush=True)
                 record.setdefault("time", []).append(
                     {
                         "heads": dims.heads,
@@ -207,8 +203,8 @@ def main() -> None:
     )
     try:
         if "check" in todo:
-            check(float(os.environ.get("CHECK_S", "70")))
-            check(10, SMALL_SHARED_BYTES, 100000, 100)
+            check(float(os.environ.get("CHECK_S", "70")), most=8 if QUICK else 1200)
+            check(10, SMALL_SHARED_BYTES, 100000, 3 if QUICK else 100)
         if "long" in todo:
             check_long()
         if "time" in todo:
@@ -218,14 +214,14 @@ def main() -> None:
             time_cells(bandwidth, rate)
     except Exception:
         traceback.print_exc()
-        check_rows.failures.append("an exception ended the run")
-    record["device"], record["num_checks"] = torch.cuda.get_device_name(), check_rows.num_checks
+        check_common.failures.append("an exception ended the run")
+    record["device"], record["num_checks"] = torch.cuda.get_device_name(), check_common.num_checks
     (Path(os.environ.get("OUT", ".")) / "attn.json").write_text(json.dumps(record))
     print(
-        f"attn: {check_rows.num_checks} checks, {len(check_rows.failures)} failed, {time.time() - START:.0f} s",
+        f"attn: {check_common.num_checks} checks, {len(check_common.failures)} failed, {time.time() - START:.0f} s",
         flush=True,
     )
-    sys.exit(bool(check_rows.failures))
+    sys.exit(bool(check_common.failures))
 
 
 if __name__ == "__main__":

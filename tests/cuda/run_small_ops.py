@@ -20,15 +20,16 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import check_common
 import check_rows
 import check_trees
-from check_rows import BF16, DEV, F32
+from check_common import BF16, DEV, F32
 from op_lib import library, run, workspace_bytes
 from timing import graph_times
 
 START = time.time()
 VOCAB, DEPTH, COPIES = 163840, 15, 16  # 16 copies of the logits: 157 MB, past the L2 cache
-record: dict = {"failures": check_rows.failures}
+record: dict = {"failures": check_common.failures}
 
 
 def report(name: str, times: list[float]) -> float:
@@ -204,6 +205,7 @@ def time_trees() -> None:
         pipeline = Pipeline(1, budget)
         pipeline.all(logits[0])
         pipeline.choose_targets()
+        pipeline.accept()
         report(
             f"draft_topk F32 15x{VOCAB} K {budget}", graph_times([lambda x=x, p=pipeline: p.topk(x) for x in logits])
         )
@@ -288,7 +290,7 @@ def main() -> None:
             for check in (check_rows.check_rows, check_trees.check_trees):
                 check()
                 print(
-                    f"{check.__name__}: {check_rows.num_checks} checks, {len(check_rows.failures)} failed, "
+                    f"{check.__name__}: {check_common.num_checks} checks, {len(check_common.failures)} failed, "
                     f"t={time.time() - START:.0f}s",
                     flush=True,
                 )
@@ -298,11 +300,11 @@ def main() -> None:
                 time_rows(rows)
     except Exception:
         traceback.print_exc()
-        check_rows.failures.append("an exception ended the run")
-    record["device"], record["num_checks"] = torch.cuda.get_device_name(), check_rows.num_checks
+        check_common.failures.append("an exception ended the run")
+    record["device"], record["num_checks"] = torch.cuda.get_device_name(), check_common.num_checks
     (Path(os.environ.get("OUT", ".")) / "small_ops.json").write_text(json.dumps(record))
-    print(f"small ops: {check_rows.num_checks} checks, {len(check_rows.failures)} failed", flush=True)
-    sys.exit(bool(check_rows.failures))
+    print(f"small ops: {check_common.num_checks} checks, {len(check_common.failures)} failed", flush=True)
+    sys.exit(bool(check_common.failures))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def graph_time(calls: list[Callable[[], object]], replays: int = 7) -> float:
 
 
 def copy_bandwidth(num_bytes: int = 1 << 31) -> float:
-    """Bytes per second of a copy by a kernel, read plus written (a copy node of a graph reaches only two thirds of it)."""
+    """Bytes per second of a copy by a kernel, read plus written (a graph's copy node is a third slower)."""
     source = torch.randn(num_bytes // 4, device="cuda")
     target = torch.empty_like(source)
     return 2 * num_bytes / graph_time([lambda: torch.mul(source, 1.0, out=target)] * 2)
