@@ -224,7 +224,7 @@ def _run_compiler(
     files: list[Path], toolchain: Toolchain, cuda: CudaToolchain | None, name: str, build_dir: Path, jobs: int
 ) -> str:
     """Compile, link and load. Returns the library's path, which has another stem when this process tried before."""
-    path = f"{toolchain.ninja_dir}{os.pathsep}{os.environ.get('PATH', '')}"
+    path = os.pathsep.join([str(toolchain.ninja_dir), os.environ.get("PATH", ""), str(build_dir)])
     variables = {"PATH": path, "CXX": as_one_word(toolchain.compiler, build_dir), "MAX_JOBS": str(jobs)}
     if cuda:
         variables |= {"CUDA_HOME": str(cuda.home), "PYTORCH_NVCC": str(cuda.nvcc)}

@@ -75,13 +75,13 @@ def find_compiler() -> str:
 
 def as_one_word(compiler: str, folder: Path) -> str:
     """The compiler for torch, which takes CXX for one word: a launcher or options (`ccache g++`) go into a script
-    in `folder`."""
+    in `folder`, which must be on PATH: torch 2.11 does not quote a path with spaces."""
     if len(shlex.split(compiler)) == 1:
         return compiler
-    script = folder / "g++"
+    script = folder / "kdtree-g++"
     script.write_text(f'#!/bin/sh\nexec {compiler} "$@"\n', encoding="utf-8")
     script.chmod(0o755)
-    return str(script)
+    return script.name
 
 
 def compiler_version(compiler: str) -> str:
