@@ -120,10 +120,18 @@ def kernels_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    """The folder of compiled libraries: $KDTREE_CACHE_DIR, else $XDG_CACHE_HOME/kdtree_nb, else ~/.cache/kdtree_nb."""
+    """The folder of compiled libraries: $KDTREE_CACHE_DIR, else $XDG_CACHE_HOME/kdtree_nb, else ~/.cache/kdtree_nb.
+
+    Raises KernelBuildError on a home folder (~name) that cannot be found.
+    """
     chosen = os.environ.get("KDTREE_CACHE_DIR")
     if chosen:
-        return Path(chosen).expanduser().absolute()
+        try:
+            return Path(chosen).expanduser().absolute()
+        except RuntimeError as error:
+            raise KernelBuildError(
+                f"native kernels: KDTREE_CACHE_DIR: expected a folder, got {chosen!r}: {error}. Set it to a path."
+            ) from error
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache").absolute() / "kdtree_nb"
 

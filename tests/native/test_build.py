@@ -299,3 +299,9 @@ def test_killed_build_blocks_nobody(kernels, tmp_path, monkeypatch):
     finally:
         os.killpg(loader.pid, signal.SIGKILL)  # ninja outlives its parent
         loader.stderr.close()
+
+
+def test_a_home_that_cannot_be_found(monkeypatch):
+    monkeypatch.setenv("KDTREE_CACHE_DIR", "~no-such-user/cache")
+    with pytest.raises(KernelBuildError, match="KDTREE_CACHE_DIR: expected a folder"):
+        build.cache_dir()

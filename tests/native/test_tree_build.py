@@ -216,3 +216,10 @@ def test_wrong_arguments(change, message):
 def test_opcheck(opcheck):
     log_probs, ids, bonus = (torch.from_numpy(array) for array in draw(3, 4, 2, seed=13))
     opcheck("tree_build", log_probs, ids, bonus, torch.tensor([3, 70], dtype=torch.int32), 70)
+
+
+@pytest.mark.parametrize("budget", [1.5, "8", None, np.int64(8)])
+def test_budgets_of_other_types(budget):
+    candidates = torch.zeros(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.int64), torch.tensor([0])
+    with pytest.raises(ValueError, match="budget: expected an int or an i32 tensor"):
+        ops.tree_build(*candidates, budget)

@@ -58,6 +58,8 @@ def tree_build(
         if max_budget is None:
             max_budget = budget
         budget = _budget_tensor(budget, bonus.numel(), bonus.device)
+    elif not isinstance(budget, Tensor):
+        raise ValueError(f"tree_build: budget: expected an int or an i32 tensor [B], got {budget!r}")
     elif max_budget is None:
         max_budget = int(budget.max()) if budget.numel() else 0
     return DraftTree(*native.tree_build(log_probs, token_ids, bonus, budget, max_budget))
