@@ -1,5 +1,5 @@
-// argmax: the lowest id of the largest logit. A cluster of 8 blocks shares one row; every comparison is exact, so the order
-// does not matter.
+// argmax: the lowest id of the largest logit. A cluster of 8 blocks shares one row; every comparison is exact, so the
+// order does not matter.
 #include <cooperative_groups.h>
 
 #include "cuda_rows.cuh"

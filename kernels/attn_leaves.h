@@ -1,7 +1,7 @@
 // How verify_attn cuts the positions of the text into leaves: a leaf is summed alone, from nothing, and leaves are then
 // folded in an order of their index. A leaf's borders depend on absolute positions alone, so a query has the same bits
-// whatever it is computed beside. Leaves grow with the position: short ones give parallel work at short prefixes, long ones
-// keep the partial results of long prefixes few (184 at 128 k positions).
+// whatever it is computed beside. Leaves grow with the position: short ones give parallel work at short prefixes, long
+// ones keep the partial results of long prefixes few (184 at 128 k positions).
 //   positions from 0: 128 keys a leaf, 2048: 256, 8192: 512, 32768: 1024, 131072: 2048
 #pragma once
 #include <cstdint>

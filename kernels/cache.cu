@@ -4,7 +4,8 @@
 namespace kdtree {
 namespace {
 
-__global__ void __launch_bounds__(128) cache_append_kernel(CacheAppendArgs a, int64_t latent_bytes, int64_t rope_bytes) {
+__global__ void __launch_bounds__(128)
+    cache_append_kernel(CacheAppendArgs a, int64_t latent_bytes, int64_t rope_bytes) {
   wait_for_previous_kernel();
   allow_next_kernel();
   const int64_t row = blockIdx.x;

@@ -1,10 +1,10 @@
-// Log-softmax over the vocabulary and its K largest, in two kernels. `scan` gives a block one of the 8 vocabulary segments
-// of a row: its maximum, its sum of exponentials, and every logit that may be among the K largest. `select` gives a block
-// the candidates of a row, which it cuts to K and sorts.
+// Log-softmax over the vocabulary and its K largest, in two kernels. `scan` gives a block one of the 8 vocabulary
+// segments of a row: its maximum, its sum of exponentials, and every logit that may be among the K largest. `select`
+// gives a block the candidates of a row, which it cuts to K and sorts.
 //
-// A bound from below for the K-th largest logit of a segment is the K-th largest of many disjoint groups' maxima; few more
-// than K logits reach it. Order of additions: a thread adds the terms of its chunks of 8 in ascending id, then block_sum,
-// then the segments, scaled to the row's maximum, as ((0+1)+(2+3))+((4+5)+(6+7)). It depends on V alone.
+// A bound from below for the K-th largest logit of a segment is the K-th largest of many disjoint groups' maxima; few
+// more than K logits reach it. Order of additions: a thread adds the terms of its chunks of 8 in ascending id, then
+// block_sum, then the segments, scaled to the row's maximum, as ((0+1)+(2+3))+((4+5)+(6+7)). It depends on V alone.
 #include "cuda_rows.cuh"
 #include "ordered_bits.cuh"
 
@@ -91,8 +91,8 @@ struct BlockCounter {
   }
 };
 
-// The largest threshold of `bits` bits with at least `wanted` keys at or above it, or any with exactly `wanted`; its lowest
-// `free_bits` are 0. num_above(t) counts the block's keys >= t. 0 if there are fewer keys.
+// The largest threshold of `bits` bits with at least `wanted` keys at or above it, or any with exactly `wanted`; its
+// lowest `free_bits` are 0. num_above(t) counts the block's keys >= t. 0 if there are fewer keys.
 template <class Key, class NumAbove>
 __device__ Key find_threshold(int wanted, int bits, int free_bits, NumAbove&& num_above) {
   Key threshold = 0;
@@ -182,7 +182,8 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_kernel(DraftTopkArgs a, 
     __syncthreads();
     const uint64_t threshold = find_threshold<uint64_t>(wanted, 32 + id_bits, 0, [&](uint64_t higher) {
       int count = 0;
-      for_each_logit(logits, begin, end, [&](float x, int64_t id, int) { count += make_key(x, id, id_bits) >= higher; });
+      for_each_logit(logits, begin, end,
+                     [&](float x, int64_t id, int) { count += make_key(x, id, id_bits) >= higher; });
       return counter.count(count);
     });
     if (threadIdx.x == 0) num_kept = 0;
@@ -212,7 +213,9 @@ __device__ RowSum combine_segments(const SegmentResult* results) {
   float sum[kSegments];
 #pragma unroll
   for (int s = 0; s < kSegments; ++s)
-    sum[s] = results[s].sum == 0.0f ? 0.0f : __fmul_rn(results[s].sum, expf(__fsub_rn(results[s].maximum, row.maximum)));
+    sum[s] = results[s].sum == 0.0f
+                 ? 0.0f
+                 : __fmul_rn(results[s].sum, expf(__fsub_rn(results[s].maximum, row.maximum)));
   const float low = __fadd_rn(__fadd_rn(sum[0], sum[1]), __fadd_rn(sum[2], sum[3]));
   const float high = __fadd_rn(__fadd_rn(sum[4], sum[5]), __fadd_rn(sum[6], sum[7]));
   row.log_sum = float(log(double(__fadd_rn(low, high))));  // of at least 1
@@ -245,8 +248,8 @@ __device__ void find_digit(SelectShared& s, int wanted, int lane) {
   s.num_in_digit = s.bins[digit];
 }
 
-// A threshold with exactly `wanted` of the block's distinct keys at or above it: digit by digit from bit `top` on; above it
-// all keys agree. visit(f) calls f(key) for this thread's keys.
+// A threshold with exactly `wanted` of the block's distinct keys at or above it: digit by digit from bit `top` on;
+// above it all keys agree. visit(f) calls f(key) for this thread's keys.
 template <class VisitKeys>
 __device__ uint64_t select_threshold(SelectShared& s, int wanted, int top, uint64_t any_key, VisitKeys&& visit) {
   int shift = top + 1;
@@ -308,9 +311,10 @@ __global__ void __launch_bounds__(kSelectThreads, 1) select_kernel(DraftTopkArgs
   float* log_probs = a.log_probs + row * num_candidates;
   int64_t* token_ids = a.token_ids + row * num_candidates;
 
-  const int segment = threadIdx.x / kThreadsPerSegment, count = results[segment].count;
-  const uint64_t* source = workspace.keys + (row * kSegments + segment) * kCapacity + threadIdx.x % kThreadsPerSegment;
-  const int mine = max(0, (count - int(threadIdx.x % kThreadsPerSegment) + kThreadsPerSegment - 1) / kThreadsPerSegment);
+  const int segment = threadIdx.x / kThreadsPerSegment, place = threadIdx.x % kThreadsPerSegment;
+  const int count = results[segment].count;
+  const uint64_t* source = workspace.keys + (row * kSegments + segment) * kCapacity + place;
+  const int mine = max(0, (count - place + kThreadsPerSegment - 1) / kThreadsPerSegment);
   uint64_t keys[kKeys];
   uint32_t least = ~0u;
 #pragma unroll

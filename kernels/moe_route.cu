@@ -1,5 +1,6 @@
-// moe_route: scores of all experts, the top_k of score + bias (equal: lower id), their weights in ascending id. One warp a
-// row. Scores are FP64, so that rounding hides no difference between two logits; weights are rounded once, at the end.
+// moe_route: scores of all experts, the top_k of score + bias (equal: lower id), their weights in ascending id. One
+// warp a row. Scores are FP64, so that rounding hides no difference between two logits; weights are rounded once, at
+// the end.
 #include "cuda_rows.cuh"
 
 namespace kdtree {

@@ -1,7 +1,7 @@
 // rms_norm: out = x * (1 / sqrt(mean(x^2) + eps)) * weight, FP32 until the one rounding.
 //
-// Order of additions: thread t of 256 takes chunks t, t + 256, … of 8 elements and adds their squares by fma in ascending
-// order; then block_sum. It depends on D alone, not on the number of rows or on the alignment of x.
+// Order of additions: thread t of 256 takes chunks t, t + 256, … of 8 elements and adds their squares by fma in
+// ascending order; then block_sum. It depends on D alone, not on the number of rows or on the alignment of x.
 #include "cuda_rows.cuh"
 
 namespace kdtree {

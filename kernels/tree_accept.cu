@@ -1,5 +1,5 @@
-// tree_accept: from the root, follow the child whose token is the target's choice. One block a stream: all nodes look at
-// once whether they are the choice of their parent, then one thread walks from choice to choice.
+// tree_accept: from the root, follow the child whose token is the target's choice. One block a stream: all nodes look
+// at once whether they are the choice of their parent, then one thread walks from choice to choice.
 #include "cuda_rows.cuh"
 #include "tree_walk.h"
 

@@ -1,6 +1,6 @@
-// The heaviest prefixes of per-depth marginals, best first. One block a stream: it checks the candidates, grows the tree and
-// writes it. Up to 64 nodes are taken one after the other by a warp; larger trees grow level by level, and one after the
-// other where the costs have so many ties that the level-wise bounds do not hold.
+// The heaviest prefixes of per-depth marginals, best first. One block a stream: it checks the candidates, grows the
+// tree and writes it. Up to 64 nodes are taken one after the other by a warp; larger trees grow level by level, and one
+// after the other where the costs have so many ties that the level-wise bounds do not hold.
 #include "tree_build_heap.cuh"
 #include "tree_build_levels.cuh"
 #include "tree_build_small.cuh"
@@ -59,8 +59,8 @@ __device__ bool values_are_valid(const Candidates& candidates, const int64_t* to
 
 // Whether an id comes twice in a row: the share of warp `warp` of `num_warps`, of which as many work as tables fit.
 template <int kTableInts>
-__device__ bool rows_repeat(const Candidates& candidates, const int64_t* token_ids, int (&tables)[kTableInts], int table_size,
-                            int warp, int num_warps) {
+__device__ bool rows_repeat(const Candidates& candidates, const int64_t* token_ids, int (&tables)[kTableInts],
+                            int table_size, int warp, int num_warps) {
   const int num_tables = min(kTableInts / table_size, num_warps);
   bool repeats = false;
   for (int row = warp; warp < num_tables && row < candidates.max_depth; row += num_tables)
@@ -92,7 +92,8 @@ __device__ int grow_small_tree(const Candidates& candidates, const int64_t* toke
                                int table_size) {
   Nodes& nodes = shared.nodes;
   SmallTree& tree = shared.small.tree;
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, num_rows = min(candidates.max_depth, kSmallTree) + 2;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int num_rows = min(candidates.max_depth, kSmallTree) + 2;
   for (int i = threadIdx.x; i < num_rows * kSmallColumns; i += kBuildThreads)
     tree.steps[i] = candidates.cost(i / kSmallColumns, i % kSmallColumns);
   if (__syncthreads_or(!values_are_valid(candidates, token_ids))) return 0;
@@ -126,8 +127,9 @@ __device__ void write_tree(const TreeBuildArgs& a, const Nodes& nodes, int num_n
     a.depth[at] = depth;
     a.log_prob[at] = !used ? -INFINITY : nodes.cost[i] == 0.0 ? 0.0 : -nodes.cost[i];
   }
-  for (int i = threadIdx.x; i < num_slots * num_words; i += kBuildThreads) {
-    const int node = int(i / num_words), word = int(i % num_words);
+  const int words = int(num_words);  // 32-bit: dividing 64-bit numbers is slow
+  for (int i = threadIdx.x; i < int(num_slots) * words; i += kBuildThreads) {
+    const int node = i / words, word = i % words;
     uint64_t bits = 0;
     for (int n = node < num_nodes ? node : -1; n >= word * 64; n = nodes.parent[n])
       if (n / 64 == word) bits |= uint64_t{1} << (n % 64);

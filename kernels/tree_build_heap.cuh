@@ -1,9 +1,9 @@
 // Taking prefixes one after the other, by one warp: for large trees that the level-wise way gives up on.
 //
-// The waiting prefixes are those of the CPU's heap: of every node taken, its best child not yet taken, which waits in the
-// slot of its parent. It enters when its parent or its better sibling is taken; its cost, and the costs of the two prefixes
-// that will wait once it is taken itself, are computed one step ahead. The best of all slots is found by minima over the
-// warp, twice: a lane remembers the best of 32 slots.
+// The waiting prefixes are those of the CPU's heap: of every node taken, its best child not yet taken, which waits in
+// the slot of its parent. It enters when its parent or its better sibling is taken; its cost, and the costs of the two
+// prefixes that will wait once it is taken itself, are computed one step ahead. The best of all slots is found by
+// minima over the warp, twice: a lane remembers the best of 32 slots.
 #pragma once
 #include "tree_build_nodes.cuh"
 
@@ -15,13 +15,15 @@ struct Heap {
   double cost[kMaxNodes];            // of the prefix that waits in slot p
 };
 
-__device__ __forceinline__ bool waits_before(const Nodes& nodes, const Heap& heap, int slot, int other) {  // of equal costs
+// Of two waiting prefixes of equal cost.
+__device__ __forceinline__ bool waits_before(const Nodes& nodes, const Heap& heap, int slot, int other) {
   return path_less({0.0, slot, nodes.depth[slot] + 1, heap.next_rank[slot]},
                    {0.0, other, nodes.depth[other] + 1, heap.next_rank[other]}, nodes.parent, nodes.rank);
 }
 
 // Among lanes whose costs agree in the upper half: the one with the smallest cost, then with the smallest rank path.
-__device__ __noinline__ uint32_t settle(const Nodes& nodes, const Heap& heap, bool taking_part, uint32_t low, int slot) {
+__device__ __noinline__ uint32_t settle(const Nodes& nodes, const Heap& heap, bool taking_part, uint32_t low,
+                                        int slot) {
   const uint32_t least = __reduce_min_sync(kAllLanes, taking_part ? low : kAllLanes);
   const bool equal = taking_part && low == least;
   int best = equal ? slot : -1;

@@ -1,11 +1,12 @@
-// Growing a large tree level by level, all threads of the block at once. The pool takes every prefix that can still be among
-// the best `budget`; what is left at the end is sorted, and its first `budget` are the tree.
+// Growing a large tree level by level, all threads of the block at once. The pool takes every prefix that can still be
+// among the best `budget`; what is left at the end is sorted, and its first `budget` are the tree.
 //
-// A child is taken into the pool only if its cost does not exceed the bound: at least `budget` prefixes in the pool cost no
-// more than that. On the second level, whose parents are in order, also only ranks r of the i-th parent (both from 1) with
-// i * r <= budget can matter, because the i * r children of better parents at better ranks cost no more. Costs may be equal,
-// though: then the rank path decides, and a child left out by this second rule might have been in front. That is noticed
-// (`left_out`), and the caller falls back to taking one prefix after the other; so it does where the pool overflows.
+// A child is taken into the pool only if its cost does not exceed the bound: at least `budget` prefixes in the pool
+// cost no more than that. On the second level, whose parents are in order, also only ranks r of the i-th parent (both
+// from 1) with i * r <= budget can matter, because the i * r children of better parents at better ranks cost no more.
+// Costs may be equal, though: then the rank path decides, and a child left out by this second rule might have been in
+// front. That is noticed (`left_out`), and the caller falls back to taking one prefix after the other; so it does where
+// the pool overflows.
 #pragma once
 #include "tree_build_nodes.cuh"
 
@@ -92,7 +93,8 @@ struct LevelGrower {
     if (size == budget) bound = s.cost[budget - 1];
   }
 
-  // Which ranks of a parent to look at: of parent i those with from < (i + 1)(rank + 1) <= to if `ordered`, else from … to - 1.
+  // Which ranks of a parent to look at: of parent i those with from < (i + 1)(rank + 1) <= to if `ordered`, else from …
+  // to - 1.
   struct Ranks {
     int from, to;
     bool ordered;

@@ -9,7 +9,8 @@ constexpr int kBuildThreads = 512, kMaxNodes = int(kMaxBudget) + 1;
 constexpr uint32_t kAllLanes = 0xffffffffu;
 constexpr double kNeverTaken = __builtin_inf();
 
-// Nodes in best-first order, in shared memory. A cost is a negated score: never below 0, so costs compare like their bits.
+// Nodes in best-first order, in shared memory. A cost is a negated score: never below 0, so costs compare like their
+// bits.
 struct Nodes {
   double cost[kMaxNodes];
   int32_t parent[kMaxNodes], rank[kMaxNodes];

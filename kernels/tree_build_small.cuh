@@ -1,5 +1,6 @@
-// Taking up to 64 prefixes one after the other, by one warp, as tree_build_heap.cuh does, but with few instructions a node:
-// a lane keeps the costs of slots lane and lane + 32 in registers, and what candidates cost lies in shared memory.
+// Taking up to 64 prefixes one after the other, by one warp, as tree_build_heap.cuh does, but with few instructions a
+// node: a lane keeps the costs of slots lane and lane + 32 in registers, and what candidates cost lies in shared
+// memory.
 #pragma once
 #include "tree_build_nodes.cuh"
 
@@ -16,7 +17,7 @@ struct SmallNode {
 struct SmallTree {
   Successors successors[kSmallTree + 1];     // of the prefix that waits in slot p
   SmallNode nodes[kSmallTree + 1];
-  uint32_t waiting[kSmallTree + 1];          // row << 16 | rank of the prefix that waits in slot p: its place in `steps`
+  uint32_t waiting[kSmallTree + 1];          // row << 16 | rank in `steps` of the prefix that waits in slot p
   double steps[kMaxSmallRows * kSmallColumns];  // what a candidate costs; kNeverTaken where there is none
 
   // The rank path of the prefix that waits in `slot` is smaller than that of another one.
@@ -84,11 +85,13 @@ __device__ int grow_small(SmallTree& tree, int budget, int lane) {
     const uint64_t bits = uint64_t(least) << 32 | __shfl_sync(kAllLanes, low, winner);
     const double cost = __longlong_as_double(int64_t(bits));
     __syncwarp();
-    if (lane == taken % kWarp) (taken < kWarp ? first : second).set(next.sibling);
-    if (lane == node % kWarp) (node < kWarp ? first : second).set(next.child);  // the slot of node 64 is never looked at
-    const int ahead = (int(place >> 16) + row_ahead) * kSmallColumns + (lane == 0 ? int(place & 0xffff) + 2 : rank_ahead);
+    if (lane == taken) first.set(next.sibling);
+    if (lane + kWarp == taken) second.set(next.sibling);
+    if (lane == node) first.set(next.child);
+    if (lane + kWarp == node) second.set(next.child);  // node 64 has no slot: it is the last
+    const int row = int(place >> 16) + row_ahead, rank = lane == 0 ? int(place & 0xffff) + 2 : rank_ahead;
     const double base = lane == 0 ? above : lane == 1 ? next.sibling : lane == 2 ? cost : next.child;
-    const double sum = __dadd_rn(base, tree.steps[ahead]);
+    const double sum = __dadd_rn(base, tree.steps[row * kSmallColumns + rank]);
     if (lane < 4) successor[2 * (lane < 2 ? taken : node)] = sum;
     if (lane == 4) tree.waiting[taken] = place + 1;
     if (lane == 5) tree.waiting[node] = ((place >> 16) + 1) << 16;

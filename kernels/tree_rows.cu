@@ -1,4 +1,5 @@
-// Flatten the trees of a batch into the rows of one forward pass: stream 0's nodes, then stream 1's, … One block a stream.
+// Flatten the trees of a batch into the rows of one forward pass: stream 0's nodes, then stream 1's, … One block a
+// stream.
 #include "cuda_rows.cuh"
 
 namespace kdtree {

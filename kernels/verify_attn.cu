@@ -1,6 +1,6 @@
 // verify_attn: attention of tree nodes over the latent cache, split over the keys. First every leaf of every query
-// (attn_leaves.h) becomes a partial result (maximum, sum, weighted latents) in the workspace; then `fold` adds the leaves of
-// a query in a fixed order of their index. Both read prefix lengths and row counts on the device.
+// (attn_leaves.h) becomes a partial result (maximum, sum, weighted latents) in the workspace; then `fold` adds the
+// leaves of a query in a fixed order of their index. Both read prefix lengths and row counts on the device.
 #include "verify_attn_mma.cuh"
 #include "verify_attn_simt.cuh"
 
@@ -23,7 +23,8 @@ __device__ __forceinline__ void add_to(float4& acc, const float4& x) {
   acc.w = __fadd_rn(acc.w, x.w);
 }
 
-// Maximum over the leaves, and 1 / the sum over them of exp2(maximum - largest) * sum: lanes take leaves lane, lane + 32, …
+// Maximum over the leaves, and 1 / the sum over them of exp2(maximum - largest) * sum: lanes take leaves lane, lane +
+// 32, …
 struct QueryTotal {
   float largest, inverse_sum;
 };
@@ -39,16 +40,17 @@ __device__ __forceinline__ QueryTotal total_of(const float2* stats, int num_leav
 
 template <class Float>
 __device__ __forceinline__ void store_columns(Float* out, int count, const float4& acc, float scale) {
-  const float v[4] = {__fmul_rn(acc.x, scale), __fmul_rn(acc.y, scale), __fmul_rn(acc.z, scale), __fmul_rn(acc.w, scale)};
+  const float v[4] = {acc.x, acc.y, acc.z, acc.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i)
-    if (i < count) out[i] = from_float<Float>(v[i]);
+    if (i < count) out[i] = from_float<Float>(__fmul_rn(v[i], scale));
 }
 
 // kSplit: adds the leaves first, first + 8, … to one sum; otherwise all leaves, leaf c to sum c % 8.
 template <bool kSplit>
-__device__ __forceinline__ void add_leaves(float4 (&acc)[kSplit ? 1 : kFoldSums], const float* from, int64_t leaf_stride,
-                                           const float2* stats, int num_leaves, int first, float largest) {
+__device__ __forceinline__ void add_leaves(float4 (&acc)[kSplit ? 1 : kFoldSums], const float* from,
+                                           int64_t leaf_stride, const float2* stats, int num_leaves, int first,
+                                           float largest) {
   constexpr int kBatch = 8, kStep = kSplit ? kFoldSums : 1;
   for (int begin = first; begin < num_leaves; begin += kBatch * kStep) {
     float4 x[kBatch];
@@ -66,8 +68,8 @@ __device__ __forceinline__ void add_leaves(float4 (&acc)[kSplit ? 1 : kFoldSums]
   }
 }
 
-// A piece is 128 columns of a query. kSplit: a block takes a piece, warp j the leaves j, j + 8, …; otherwise a warp takes a
-// piece alone. The order of additions is the same: sum j over the leaves j (mod 8), then the 8 sums in order.
+// A piece is 128 columns of a query. kSplit: a block takes a piece, warp j the leaves j, j + 8, …; otherwise a warp
+// takes a piece alone. The order of additions is the same: sum j over the leaves j (mod 8), then the 8 sums in order.
 template <class Float, bool kSplit>
 __global__ void __launch_bounds__(kFoldThreads) attn_fold_kernel(const __grid_constant__ AttnLaunch launch) {
   __shared__ float4 partial[kSplit ? kFoldSums : 1][kWarp];
@@ -76,7 +78,8 @@ __global__ void __launch_bounds__(kFoldThreads) attn_fold_kernel(const __grid_co
   const VerifyAttnArgs& a = launch.a;
   if (blockIdx.x == 0 && threadIdx.x == 0) *launch.tickets = 0;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int num_heads = int(a.num_heads), latent = int(a.latent_dim), slices = (latent + kFoldColumns - 1) / kFoldColumns;
+  const int num_heads = int(a.num_heads), latent = int(a.latent_dim);
+  const int slices = (latent + kFoldColumns - 1) / kFoldColumns;
   const int num_pieces = rows_in_use(a.num_rows_device, launch.num_rows, launch.row_begin) * num_heads * slices;
   const int step = kSplit ? 1 : kFoldWarps;
   for (int piece = blockIdx.x * step + (kSplit ? 0 : warp); piece < num_pieces; piece += gridDim.x * step) {
@@ -107,7 +110,7 @@ __global__ void __launch_bounds__(kFoldThreads) attn_fold_kernel(const __grid_co
 
 // --- host ----------------------------------------------------------------------------------------------------------
 
-using LargeShape = MmaShape<512, 64, 32, 5, true>;   // DeepSeek and Kimi, where a block may have 227 KB of shared memory
+using LargeShape = MmaShape<512, 64, 32, 5, true>;   // DeepSeek and Kimi, where a block may have 227 KB
 using SmallShape = MmaShape<512, 64, 16, 4, false>;  // the same dimensions elsewhere
 using TinyShape = MmaShape<64, 16, 32, 5, true>;
 static_assert(LargeShape::kSharedBytes <= 227 * 1024 && SmallShape::kSharedBytes <= kMaxSharedBytes &&
@@ -185,7 +188,8 @@ int launch_leaves(const AttnLaunch& launch_args, const Device& device, void* str
     return run(attn_mma_kernel<SmallShape>, kMmaThreads, SmallShape::kSharedBytes, KDTREE_ATTN_COSTS);
   }
   if (a.dtype == kBF16 && a.latent_dim == 64 && a.rope_dim == 16)
-    return aligned ? run(attn_mma_kernel<TinyShape>, kMmaThreads, TinyShape::kSharedBytes, KDTREE_ATTN_COSTS) : kUnsupported;
+    return aligned ? run(attn_mma_kernel<TinyShape>, kMmaThreads, TinyShape::kSharedBytes, KDTREE_ATTN_COSTS)
+                   : int(kUnsupported);
   return with_dtype(a.dtype, [&](auto element) {
     using Float = decltype(element);
     const int64_t width = a.latent_dim + a.rope_dim;
@@ -203,13 +207,14 @@ int64_t verify_attn_cuda_workspace_bytes(const VerifyAttnArgs& a) {
 }
 
 int verify_attn_cuda(const VerifyAttnArgs& a, void* stream) {
-  if (a.num_streams > kMaxAttnStreams || a.num_tree_slots > kMaxPath || a.num_slots > int64_t{1} << 30) return kUnsupported;
+  if (a.num_streams > kMaxAttnStreams || a.num_tree_slots > kMaxPath) return kUnsupported;
+  if (a.num_slots > int64_t{1} << 30) return kUnsupported;
   if (a.num_rows == 0 || a.num_heads == 0) return kOk;
   Device device;
   if (const int status = find_device(device)) return status;
   AttnLaunch launch_args;
   int64_t rows = a.num_rows;
-  while (rows > 1 && lay_out(launch_args, a, rows, nullptr) > a.workspace_bytes) rows = rows > 1 ? rows - ceil_div(rows, 16) : 1;
+  while (rows > 1 && lay_out(launch_args, a, rows, nullptr) > a.workspace_bytes) rows -= ceil_div(rows, 16);
   if (lay_out(launch_args, a, rows, static_cast<char*>(a.workspace)) > a.workspace_bytes) return kOutOfRange;
   if (rows * a.num_heads * ceil_div(a.latent_dim, kFoldColumns) > int64_t{1} << 30) return kUnsupported;
   launch_args.scale_log2 = float(double(a.scale) * 1.4426950408889634);
@@ -217,7 +222,8 @@ int verify_attn_cuda(const VerifyAttnArgs& a, void* stream) {
     launch_args.row_begin = begin;
     launch_args.num_rows = rows < a.num_rows - begin ? rows : a.num_rows - begin;
     if (const int status = launch_leaves(launch_args, device, stream)) return status;
-    const int status = with_dtype(a.dtype, [&](auto e) { return launch_fold<decltype(e)>(launch_args, device, stream); });
+    const int status = with_dtype(
+        a.dtype, [&](auto element) { return launch_fold<decltype(element)>(launch_args, device, stream); });
     if (status) return status;
   }
   return kOk;

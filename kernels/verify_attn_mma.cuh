@@ -4,9 +4,9 @@
 //   softmax     a warp owns 8 queries; the maximum moves only when it grows by more than 8 (in log2), so that rescaling the
 //               accumulators is rare. Maxima and sums of a tile go over 4 lanes by shuffles
 //   O += P V    a warp owns a share of the latent's columns for all queries
-// A tile of keys comes by cp.async, 16 bytes at a time, so a path costs what a stretch of the prefix costs. Leaves start from
-// nothing and end in the workspace. The order of additions is a constant of (C, R, tile length): M, skew, stages and the
-// number of leaves in an item do not enter it.
+// A tile of keys comes by cp.async, 16 bytes at a time, so a path costs what a stretch of the prefix costs. Leaves
+// start from nothing and end in the workspace. The order of additions is a constant of (C, R, tile length): M, skew,
+// stages and the number of leaves in an item do not enter it.
 #pragma once
 #include "mma_bf16.cuh"
 #include "verify_attn_plan.cuh"
@@ -26,7 +26,7 @@ struct MmaShape {
   static constexpr int kKeyBlocks = kKeys / 16, kTileBytes = kKeys * kPitch;
   static constexpr int kSlices = kMmaMaxQueries / 8;
   // shared memory
-  static constexpr int kExchange = kStages * kTileBytes;            // partial scores [slice][quarter][key block][lane][4]
+  static constexpr int kExchange = kStages * kTileBytes;  // partial scores [slice][quarter][key block][lane][4]
   static constexpr int kExchangeSlice = kQuarters * kKeyBlocks * 512;
   static constexpr int kProbs = kExchange + kSlices * kExchangeSlice;  // P, twice: [slice][8 keys][8 queries][8 keys]
   static constexpr int kProbsSlice = kKeys / 8 * 128, kProbsBytes = kSlices * kProbsSlice;
@@ -37,6 +37,9 @@ struct MmaShape {
   static_assert(kLatent % 16 == 0 && kRope % 16 == 0 && kLatent % kWarpColumns == 0 && kValueWarps <= 8);
   static_assert(kStages * kTileBytes >= 4 * kMaxPath && kPlan % 8 == 0);
 };
+
+// All warps meet, each at its own place in the code; __syncthreads() would want one place for all.
+__device__ __forceinline__ void meet() { asm volatile("bar.sync 1, %0;" ::"n"(kMmaThreads) : "memory"); }
 
 // A value computed anew for each item: the compiler must not keep what follows from it in registers between items.
 template <class Int>
@@ -62,13 +65,14 @@ struct MmaWorker {
   AttnPlan& plan;
   unsigned char* const memory;
   const uint32_t base = shared_address(memory);
-  const int thread = for_this_item(int(threadIdx.x)), warp = thread / kWarp, lane = thread % kWarp, group = lane / 4, pair = lane % 4;
+  const int thread = for_this_item(int(threadIdx.x)), warp = thread / kWarp, lane = thread % kWarp;
+  const int group = lane / 4, pair = lane % 4;
   const int quarter = warp % 4, half = warp / 4;
   const int load_key = thread / kThreadsPerKey, load_piece = thread % kThreadsPerKey;
   const int score_tile = kRowTiles >= 2 ? half * kScoreTiles : 0;     // first 16-query tile of this warp in Q K^T
   const int score_block = kRowTiles >= 2 || S::kKeyBlocks == 1 ? 0 : half * kScoreBlocks;
   const bool scores = kRowTiles >= 2 || S::kKeyBlocks > 1 || half == 0;
-  const int slice = kSkewed ? half * (kSlices / 2) + quarter : warp;  // queries 8 * slice … are this warp's in the softmax
+  const int slice = kSkewed ? half * (kSlices / 2) + quarter : warp;  // its queries in the softmax: 8 * slice …
   const bool softmaxes = kSkewed ? quarter < kSlices / 2 : warp < kSlices;
   const bool values = S::kValueWarps == 8 || warp < S::kValueWarps;
   const uint32_t load_at = base + load_key * S::kPitch + load_piece * 16;
@@ -356,13 +360,14 @@ struct MmaWorker {
     return after >= S::kStages * S::kTileBytes ? after - S::kStages * S::kTileBytes : after;
   }
 
-  // Warps 4-7 run half a tile behind warps 0-3: while one group is in Q K^T, the other is in the softmax and P V. A group
-  // does the softmax of the queries whose scores it computed, so only P crosses groups, and it is half a step old by then.
+  // Warps 4-7 run half a tile behind warps 0-3: while one group is in Q K^T, the other is in the softmax and P V. A
+  // group does the softmax of the queries whose scores it computed, so only P crosses groups, and it is half a step old
+  // by then.
   __device__ __forceinline__ void run_skewed() {
     uint32_t stage = 0;
     cp_async_wait<kAhead - 1>();
-    __syncthreads();
-    if (half) __syncthreads();
+    meet();
+    if (half) meet();
 #pragma unroll 1
     for (int i = 0; i <= num_tiles; ++i) {
       if (i < num_tiles)
@@ -370,7 +375,7 @@ struct MmaWorker {
       else
         cp_async_commit();
       if (half) cp_async_wait<kAhead - 1>();  // tile i + 1 is here
-      __syncthreads();
+      meet();
       if (i > 0) {
         rescale(i - 1);
 #pragma unroll
@@ -378,15 +383,15 @@ struct MmaWorker {
       }
       if (softmaxes && i < num_tiles) softmax(i);
       if (!half) cp_async_wait<kAhead - 1>();
-      __syncthreads();
+      meet();
       if (i > 0 && ends_leaf(i - 1)) flush(i - 1);
       stage = stage_after(stage, 1);
     }
-    if (!half) __syncthreads();
+    if (!half) meet();
   }
 
-  // Two barriers a tile: Q K^T of tile i + 1 | softmax of tile i + 1 beside P V of tile i and the loads of tile i + kAhead,
-  // which would hold up the reads of Q K^T.
+  // Two barriers a tile: Q K^T of tile i + 1 | softmax of tile i + 1 beside P V of tile i and the loads of tile i +
+  // kAhead, which would hold up the reads of Q K^T.
   __device__ __forceinline__ void run_plain() {
     uint32_t stage = 0;
     cp_async_wait<kFirstTiles - 1>();  // tile 0 is here
@@ -430,7 +435,8 @@ __global__ void __launch_bounds__(kMmaThreads, 1)
   wait_for_previous_kernel();
   allow_next_kernel();
   make_plan(launch, costs, plan);
-  for (uint32_t ticket = blockIdx.x; begin_item(launch, plan, ticket, reinterpret_cast<int*>(memory)); ticket = plan.ticket) {
+  int* scratch = reinterpret_cast<int*>(memory);
+  for (uint32_t ticket = blockIdx.x; begin_item(launch, plan, ticket, scratch); ticket = plan.ticket) {
     if (plan.item.end == plan.item.begin) {
       if (threadIdx.x == 0) draw_ticket(launch, plan);
     } else if (plan.item.log2_rows == 4) {

@@ -1,8 +1,9 @@
-// Which work verify_attn has, found on the device: prefix lengths and row counts are known only there. An item is the keys
-// [begin, end) for up to 64 queries (a query is one head of one row; they are counted row * H + head):
+// Which work verify_attn has, found on the device: prefix lengths and row counts are known only there. An item is the
+// keys [begin, end) for up to 64 queries (a query is one head of one row; they are counted row * H + head):
 //   a tail item   one row's heads over its boundary leaf: the end of the prefix, then the path from the root to its node
 //   a shared item queries of one stream over whole leaves of the prefix
-// Each block makes the same plan and takes items by ticket, long ones first. How items are formed never touches the bits.
+// Each block makes the same plan and takes items by ticket, long ones first. How items are formed never touches the
+// bits.
 #pragma once
 #include "attn_leaves.h"
 #include "cuda_common.cuh"
@@ -54,7 +55,8 @@ struct AttnPlan {
 
 __device__ __forceinline__ int ceil_shift(int x, int shift) { return (x + (1 << shift) - 1) >> shift; }
 
-// The positions before `end` (the first of a leaf) in runs of 2^log2_unit positions, or of one leaf where leaves are longer.
+// The positions before `end` (the first of a leaf) in runs of 2^log2_unit positions, or of one leaf where leaves are
+// longer.
 __device__ __forceinline__ int num_runs(int end, int log2_unit) {
   int runs = 0;
 #pragma unroll
@@ -78,8 +80,8 @@ __device__ __forceinline__ void find_run(int end, int log2_unit, int run, AttnIt
   }
 }
 
-// The estimated time of all items with query tiles of 2^log2_rows and runs of 2^log2_unit for the shared ones: the blocks'
-// work, and the partial results' way to memory and back.
+// The estimated time of all items with query tiles of 2^log2_rows and runs of 2^log2_unit for the shared ones: the
+// blocks' work, and the partial results' way to memory and back.
 __device__ float estimate(const AttnLaunch& launch, const AttnPlan& plan, const AttnCosts& costs, int log2_rows,
                           int log2_unit) {
   constexpr float kCacheBytes = 40e6f, kCacheRate = 8e6f, kMemoryRate = 3e6f;  // bytes, bytes per microsecond
@@ -154,8 +156,10 @@ __device__ void make_plan(const AttnLaunch& launch, const AttnCosts& costs, Attn
   const int num_streams = int(a.num_streams), thread = int(threadIdx.x), step = int(blockDim.x);
   const int32_t* row_stream = a.stream + launch.row_begin;
   const auto stream_at = [&](int t, int num_rows) { return t >= 0 && t < num_rows ? row_stream[t] : -1; };
-  const int allocated = int(launch.num_rows), num_rows = rows_in_use(a.num_rows_device, launch.num_rows, launch.row_begin);
-  int s = stream_at(thread, allocated), before = stream_at(thread - 1, allocated), behind = stream_at(thread + 1, allocated);
+  const int num_rows = rows_in_use(a.num_rows_device, launch.num_rows, launch.row_begin);
+  const int allocated = int(launch.num_rows);  // what is loaded first must not wait for the row count
+  int s = stream_at(thread, allocated), before = stream_at(thread - 1, allocated);
+  int behind = stream_at(thread + 1, allocated);
   if (blockIdx.x == 0 && thread == 0)
     atomicExch(reinterpret_cast<unsigned long long*>(launch.tickets), static_cast<unsigned long long>(kTicketMark));
   if (thread == 0) plan.num_rows = num_rows;
@@ -167,7 +171,11 @@ __device__ void make_plan(const AttnLaunch& launch, const AttnCosts& costs, Attn
   __syncthreads();
   bool ordered = true;
   for (int t = thread; t < num_rows; t += step) {
-    if (t != thread) s = stream_at(t, num_rows), before = stream_at(t - 1, num_rows), behind = stream_at(t + 1, num_rows);
+    if (t != thread) {
+      s = stream_at(t, num_rows);
+      before = stream_at(t - 1, num_rows);
+      behind = stream_at(t + 1, num_rows);
+    }
     const bool exists = s >= 0 && s < num_streams;
     ordered &= exists && s >= before;
     if (exists && s != before) plan.streams[s].row_begin = t;
@@ -231,8 +239,8 @@ __device__ void find_shared_item(const AttnLaunch& launch, AttnPlan& plan, int i
   item.keys = static_cast<const char*>(a.cache) + s * a.num_slots * row_bytes;
 }
 
-// All threads, none of which still uses plan.item or `scratch` (4 * N bytes): makes plan.item the item of this ticket; false
-// when there is none left.
+// All threads, none of which still uses plan.item or `scratch` (4 * N bytes): makes plan.item the item of this ticket;
+// false when there is none left.
 __device__ bool begin_item(const AttnLaunch& launch, AttnPlan& plan, uint32_t ticket, int* scratch) {
   if (ticket >= uint32_t(plan.num_items)) return false;
   if (threadIdx.x == 0) {

@@ -1,8 +1,9 @@
-// verify_attn without tensor cores: FP32, and BF16 at dimensions that have no MmaShape. A warp takes 4 queries and walks the
-// keys one by one, lanes spread over the C + R elements of a key.
+// verify_attn without tensor cores: FP32, and BF16 at dimensions that have no MmaShape. A warp takes 4 queries and
+// walks the keys one by one, lanes spread over the C + R elements of a key.
 //
-// Order of additions: a score is summed by fma over the elements of a lane (lane, lane + 32, …), then warp_sum; the maximum
-// moves with every larger score; sum and accumulators go in key order by fma. All of it is a function of the query alone.
+// Order of additions: a score is summed by fma over the elements of a lane (lane, lane + 32, …), then warp_sum; the
+// maximum moves with every larger score; sum and accumulators go in key order by fma. All of it is a function of the
+// query alone.
 #pragma once
 #include "verify_attn_plan.cuh"
 
@@ -47,9 +48,9 @@ struct SimtWorker {
 #pragma unroll
       for (int e = 0; e < E; ++e) {
         const int column = e * kWarp + lane;
-        query[j][e] = !used || column >= width ? 0.0f
-                      : column < latent ? to_float(static_cast<const Float*>(a.q_latent)[q * latent + column])
-                                        : to_float(static_cast<const Float*>(a.q_rope)[q * a.rope_dim + column - latent]);
+        const Float* from = column < latent ? static_cast<const Float*>(a.q_latent) + q * latent + column
+                                            : static_cast<const Float*>(a.q_rope) + q * a.rope_dim + column - latent;
+        query[j][e] = used && column < width ? to_float(*from) : 0.0f;
       }
     }
   }

@@ -1,4 +1,5 @@
-// Tuning of verify_attn that a test may replace, to see that none of it touches the bits. Included before verify_attn.cu.
+// Tuning of verify_attn that a test may replace, to see that none of it touches the bits. Included before
+// verify_attn.cu.
 #pragma once
 #include "verify_attn_plan.cuh"
 
@@ -8,8 +9,8 @@ inline AttnCosts test_costs = kUsualMmaCosts;
 inline int test_shared_bytes = 1 << 30, test_blocks = 1 << 30;
 }  // namespace kdtree
 
-// Query tiles of 2^log2_rows (0: any), runs as long (item_cost large) or as short (0) as can be, at most so many blocks and
-// so much shared memory.
+// Query tiles of 2^log2_rows (0: any), runs as long (item_cost large) or as short (0) as can be, at most so many blocks
+// and so much shared memory.
 extern "C" void tune_attn(int log2_rows, float item_cost, int blocks, int shared_bytes) {
   using namespace kdtree;
   test_costs = kUsualMmaCosts;
