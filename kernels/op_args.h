@@ -5,13 +5,18 @@
 // a stride is given; strides count elements. `Float` arrays hold the type named by `dtype` (F32 or BF16). Symbols:
 //   T rows of the step (ragged: rows of stream 0, then stream 1, …)   B streams   N tree slots per stream = 1 + max_budget
 //   H heads   C kv_lora_rank   R qk_rope_head_dim   L draft depth   K candidates per depth   V vocabulary   E experts
-// No file that includes this header sees torch.
+// No file that includes this header sees torch. The structs are C99 as well: capi/kdtree.h gives them to C programs, so
+// their fields are pointers and fixed-size numbers, and a new field comes last.
 #pragma once
-#include <cstdint>
+#include <stdbool.h>
+#include <stdint.h>
 
+#ifdef __cplusplus
 namespace kdtree {
 
 enum Dtype : int32_t { kF32 = 0, kBF16 = 1 };
+
+enum Scoring : int32_t { kSoftmax = 0, kSigmoid = 1 };
 
 enum Status : int32_t {
   kOk = 0,
@@ -22,6 +27,11 @@ enum Status : int32_t {
   kUnsupported = 5,
   kCudaError = 6,          // a launch or runtime call failed; cudaGetLastError says why
 };
+
+#else  // C: fields of an enum are plain numbers; kdtree.h names the values
+#define Dtype int32_t
+#define Scoring int32_t
+#endif
 
 // --- rows of the transformer ---------------------------------------------------------------------------------------
 
@@ -114,8 +124,6 @@ struct ArgmaxArgs {          // lower id wins ties; -1 for a row that holds a Na
 };
 
 // --- mixture of experts --------------------------------------------------------------------------------------------
-
-enum Scoring : int32_t { kSoftmax = 0, kSigmoid = 1 };
 
 struct MoeRouteArgs {        // choose top_k experts a row; bias selects only, weights are the unbiased scores
   const float* logits;       // f32 [T, E]
@@ -250,6 +258,8 @@ struct TreeAcceptArgs {      // follow the child whose token is the target's cho
   const int32_t* row_begin;       // CUDA, or nullptr. If given, target_token is [T] and node n is row row_begin[b] + n
 };
 
+#ifdef __cplusplus
+
 int embed_cpu(const EmbedArgs&);
 int rms_norm_cpu(const RmsNormArgs&);
 int pack_linear_cpu(const PackLinearArgs&);
@@ -290,3 +300,8 @@ int64_t verify_attn_cuda_workspace_bytes(const VerifyAttnArgs&);
 int64_t draft_topk_cuda_workspace_bytes(const DraftTopkArgs&);
 
 }  // namespace kdtree
+
+#else
+#undef Dtype
+#undef Scoring
+#endif
