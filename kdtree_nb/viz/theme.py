@@ -121,6 +121,11 @@ def plot_lines(
     return fig
 
 
+def device() -> str:
+    """Where a chapter computes: "cuda" where torch sees a GPU, else "cpu"."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def device_label(device: str | torch.device = "cpu") -> str:
     """Name of the hardware that measurements run on, for labels: GPU name, or CPU model with its thread count."""
     if torch.device(device).type == "cuda":

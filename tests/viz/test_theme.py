@@ -88,3 +88,9 @@ def test_a_notebook_shows_a_figure_once_and_as_svg():
     for cell in notebook.cells[1:]:
         kinds = [kind for output in cell.outputs for kind in output.get("data", {}) if kind.startswith("image/")]
         assert kinds == ["image/svg+xml"], cell.source
+
+
+@pytest.mark.parametrize(("is_available", "expected"), [(True, "cuda"), (False, "cpu")])
+def test_device_is_the_gpu_where_there_is_one(monkeypatch, is_available, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: is_available)
+    assert viz.device() == expected
