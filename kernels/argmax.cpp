@@ -3,6 +3,7 @@
 
 #include "op_args.h"
 #include "parallel.h"
+#include "rows_in_use.h"
 #include "vec16.h"
 
 namespace kdtree {
@@ -24,7 +25,8 @@ int64_t argmax_row(const float* logits, int64_t vocab_size) {
 
 }  // namespace
 
-int argmax_cpu(const ArgmaxArgs& a) {
+int argmax_cpu(const ArgmaxArgs& args) {
+  const ArgmaxArgs a = with_rows_in_use(args);
   if (a.vocab_size < 1) return kUnsupported;
   const int num_threads = threads_for(a.num_rows * a.vocab_size, a.num_threads);
   run_shares(num_threads, a.num_rows, [&](int64_t begin, int64_t end, int) {

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "op_args.h"
+#include "rows_in_use.h"
 
 namespace kdtree {
 namespace {
@@ -25,7 +26,8 @@ int check_compact(const CacheCompactArgs& a) {
 
 }  // namespace
 
-int cache_append_cpu(const CacheAppendArgs& a) {
+int cache_append_cpu(const CacheAppendArgs& args) {
+  const CacheAppendArgs a = with_rows_in_use(args);
   for (int64_t t = 0; t < a.num_rows; ++t) {
     const int64_t stream = a.stream[t], slot = a.slot[t];
     if (stream < 0 || stream >= a.num_streams || slot < 0 || slot >= a.num_slots) return kOutOfRange;

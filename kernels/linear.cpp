@@ -2,6 +2,7 @@
 #include "dot_tile.h"
 #include "op_args.h"
 #include "parallel.h"
+#include "rows_in_use.h"
 #include "scratch.h"
 
 namespace kdtree {
@@ -106,7 +107,8 @@ void pack_linear(const PackLinearArgs& a) {
 
 }  // namespace
 
-int linear_cpu(const LinearArgs& a) {
+int linear_cpu(const LinearArgs& args) {
+  const LinearArgs a = with_rows_in_use(args);
   if (a.dtype == kF32 && a.out_dtype != kF32) return kUnsupported;
   if (a.residual && a.out_dtype != a.dtype) return kUnsupported;
   a.dtype == kF32 ? linear<float>(a) : linear<Bf16>(a);

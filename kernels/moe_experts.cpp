@@ -8,6 +8,7 @@
 #include "dot_tile.h"
 #include "op_args.h"
 #include "parallel.h"
+#include "rows_in_use.h"
 #include "scratch.h"
 #include "swiglu.h"
 
@@ -213,7 +214,8 @@ void moe_experts(const MoeExpertsArgs& a) {
 
 }  // namespace
 
-int moe_experts_cpu(const MoeExpertsArgs& a) {
+int moe_experts_cpu(const MoeExpertsArgs& args) {
+  const MoeExpertsArgs a = with_rows_in_use(args);
   for (int64_t i = 0; i < a.num_rows * a.top_k; ++i)
     if (a.expert_id[i] < 0 || a.expert_id[i] >= a.num_experts) return kOutOfRange;
   const int64_t element = a.dtype == kF32 ? 4 : 2;

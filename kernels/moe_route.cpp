@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "op_args.h"
+#include "rows_in_use.h"
 #include "scratch.h"
 #include "vec16.h"
 
@@ -65,7 +66,8 @@ void route_row(const MoeRouteArgs& a, int64_t row, float* scores, float* keys) {
 
 }  // namespace
 
-int moe_route_cpu(const MoeRouteArgs& a) {
+int moe_route_cpu(const MoeRouteArgs& args) {
+  const MoeRouteArgs a = with_rows_in_use(args);
   if (a.top_k < 1 || a.top_k > a.num_experts) return kUnsupported;
   if (a.scoring != kSoftmax && a.scoring != kSigmoid) return kUnsupported;
   const Floats scratch = new_floats(2 * a.num_experts);

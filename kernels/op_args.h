@@ -242,8 +242,8 @@ struct TreeRowsArgs {        // flatten the nodes in use into the rows of one fo
   int32_t* row_slot;         // [T] prefix_len + node
   int64_t* row_token;        // [T]
   int64_t num_streams, num_tree_slots;
-  int32_t* row_begin;        // CUDA, or nullptr: [B] first row of each stream
-  int32_t* num_rows_device;  // CUDA, or nullptr: [1] number of rows; the rest of the B * N rows become fillers (-1)
+  int32_t* row_begin;        // [B] first row of each stream, or nullptr
+  int32_t* num_rows_device;  // [1] number of rows, or nullptr; the rest of the B * N rows become fillers (-1)
 };
 
 struct TreeAcceptArgs {      // follow the child whose token is the target's choice, from the root
@@ -255,7 +255,7 @@ struct TreeAcceptArgs {      // follow the child whose token is the target's cho
   int32_t* num_accepted;          // [B]
   int64_t* next_token;            // [B]
   int64_t num_streams, num_tree_slots, max_depth;   // B N L
-  const int32_t* row_begin;       // CUDA, or nullptr. If given, target_token is [T] and node n is row row_begin[b] + n
+  const int32_t* row_begin;       // [B] or nullptr. If given, target_token is [T] and node n is row row_begin[b] + n
 };
 
 #ifdef __cplusplus

@@ -4,6 +4,7 @@
 
 #include "op_args.h"
 #include "parallel.h"
+#include "rows_in_use.h"
 #include "vec16.h"
 
 namespace kdtree {
@@ -33,7 +34,8 @@ void rms_norm(const RmsNormArgs& a) {
 
 }  // namespace
 
-int rms_norm_cpu(const RmsNormArgs& a) {
+int rms_norm_cpu(const RmsNormArgs& args) {
+  const RmsNormArgs a = with_rows_in_use(args);
   a.dtype == kF32 ? rms_norm<float>(a) : rms_norm<Bf16>(a);
   return kOk;
 }

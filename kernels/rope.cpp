@@ -3,6 +3,7 @@
 #include "bf16.h"
 #include "op_args.h"
 #include "parallel.h"
+#include "rows_in_use.h"
 
 namespace kdtree {
 namespace {
@@ -32,7 +33,8 @@ void rope(const RopeArgs& a) {
 
 }  // namespace
 
-int rope_cpu(const RopeArgs& a) {
+int rope_cpu(const RopeArgs& args) {
+  const RopeArgs a = with_rows_in_use(args);
   if (a.dim % 2) return kUnsupported;
   for (int64_t t = 0; t < a.num_rows; ++t)
     if (a.position[t] < 0 || a.position[t] >= a.num_positions) return kOutOfRange;

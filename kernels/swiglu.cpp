@@ -3,6 +3,7 @@
 
 #include "op_args.h"
 #include "parallel.h"
+#include "rows_in_use.h"
 
 namespace kdtree {
 namespace {
@@ -39,12 +40,14 @@ void residual_add(const ResidualAddArgs& a) {
 
 }  // namespace
 
-int swiglu_cpu(const SwigluArgs& a) {
+int swiglu_cpu(const SwigluArgs& args) {
+  const SwigluArgs a = with_rows_in_use(args);
   a.dtype == kF32 ? swiglu<float>(a) : swiglu<Bf16>(a);
   return kOk;
 }
 
-int residual_add_cpu(const ResidualAddArgs& a) {
+int residual_add_cpu(const ResidualAddArgs& args) {
+  const ResidualAddArgs a = with_rows_in_use(args);
   a.dtype == kF32 ? residual_add<float>(a) : residual_add<Bf16>(a);
   return kOk;
 }

@@ -11,7 +11,6 @@ int tree_accept_cpu(const TreeAcceptArgs& args) {
   for (int64_t b = 0; b < args.num_streams; ++b) {
     const int64_t* token = args.token + b * args.num_tree_slots;
     const int32_t* parent = args.parent + b * args.num_tree_slots;
-    const int64_t* target_token = args.target_token + b * args.num_tree_slots;
     int32_t* path = args.accepted_path + b * args.max_depth;
     const int32_t num_nodes = args.num_nodes[b];
     std::fill(path, path + args.max_depth, -1);
@@ -20,6 +19,7 @@ int tree_accept_cpu(const TreeAcceptArgs& args) {
     if (num_nodes < 0 || num_nodes > args.num_tree_slots) return kOutOfRange;
     if (!parents_are_valid(parent, num_nodes)) return kInvalidTree;
     if (num_nodes == 0) continue;
+    const int64_t* target_token = args.target_token + (args.row_begin ? args.row_begin[b] : b * args.num_tree_slots);
     int32_t node = 0, num_accepted = 0;
     for (int32_t child; (child = find_child(token, parent, num_nodes, node, target_token[node])) >= 0; node = child) {
       if (num_accepted == args.max_depth) return kOutOfRange;

@@ -13,6 +13,7 @@
 #include "constant.h"
 #include "op_args.h"
 #include "parallel.h"
+#include "rows_in_use.h"
 #include "scratch.h"
 #include "tree_paths.h"
 #include "vec16.h"
@@ -332,8 +333,10 @@ int verify_attn(const VerifyAttnArgs& a) {
 
 }  // namespace
 
-int verify_attn_cpu(const VerifyAttnArgs& a) {
+int verify_attn_cpu(const VerifyAttnArgs& args) {
+  const VerifyAttnArgs a = with_rows_in_use(args);
   if (const int status = check(a)) return status;
+  if (a.num_rows == 0) return kOk;
   return a.dtype == kF32 ? verify_attn<float>(a) : verify_attn<Bf16>(a);
 }
 

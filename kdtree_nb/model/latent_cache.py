@@ -35,7 +35,7 @@ class LatentCache:
 
         Raises ValueError on a slot beyond the end: a cache needs max_seq_len + 1 + budget slots at most.
         """
-        ops.cache_append(self.layers[layer], latent, k_rope, rows.stream, rows.slot)
+        ops.cache_append(self.layers[layer], latent, k_rope, rows.stream, rows.slot, rows.num_rows)
 
     def compact(self, prefix_len: torch.Tensor, accepted_path: torch.Tensor, num_accepted: torch.Tensor) -> None:
         """Move the accepted rows of every layer to slots prefix_len + 1 …

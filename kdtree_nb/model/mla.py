@@ -51,16 +51,17 @@ class Attention:
         self, x: torch.Tensor, rows: ops.Rows, tree: DraftTree, cache: LatentCache, prefix_len: torch.Tensor
     ) -> torch.Tensor:
         """x [T, D] -> [T, D]. Each row sees its stream's prefix, its ancestors and itself, so it is cached first."""
-        q_kv = ops.linear(ops.rms_norm(x, self.norm, self.eps), self.q_kv_a)
+        used = rows.num_rows
+        q_kv = ops.linear(ops.rms_norm(x, self.norm, self.eps, used), self.q_kv_a, num_rows=used)
         q_nope, q_rope, latent, k_rope = self.split(q_kv)
-        q_latent = ops.linear_heads(q_nope, self.w_kc)
-        q_rope = ops.rope(q_rope, self.cos_sin, rows.position)
-        latent = ops.rms_norm(latent, self.kv_norm, self.eps)
-        k_rope = ops.rope(k_rope, self.cos_sin, rows.position)
+        q_latent = ops.linear_heads(q_nope, self.w_kc, used)
+        q_rope = ops.rope(q_rope, self.cos_sin, rows.position, used)
+        latent = ops.rms_norm(latent, self.kv_norm, self.eps, used)
+        k_rope = ops.rope(k_rope, self.cos_sin, rows.position, used)
         cache.append(self.layer, latent, k_rope.squeeze(1), rows)
         attended = ops.verify_attn(q_latent, q_rope, cache.layers[self.layer], rows, tree, prefix_len, self.scale)
-        value = ops.linear_heads(attended, self.w_vc)
-        return ops.linear(value.view(-1, self.value_dim), self.o_proj, x)
+        value = ops.linear_heads(attended, self.w_vc, used)
+        return ops.linear(value.view(-1, self.value_dim), self.o_proj, x, num_rows=used)
 
     def split(self, q_kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Views of the T joint rows: q_nope [T, H, nope], q_rope [T, H, R], latent [T, C], k_rope [T, 1, R]."""

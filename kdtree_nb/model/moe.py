@@ -18,10 +18,10 @@ class DenseFeedForward:
         self.gate_up = ops.pack_linear(torch.cat([gate, up]))
         self.down = ops.pack_linear(down)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, D] -> [T, D]."""
-        gate_up = ops.linear(ops.rms_norm(x, self.norm, self.eps), self.gate_up)
-        return ops.linear(ops.swiglu(gate_up), self.down, x)
+    def __call__(self, x: torch.Tensor, num_rows: torch.Tensor | None = None) -> torch.Tensor:
+        """x [T, D] -> [T, D]; num_rows i32 [1], the rows in use, or None."""
+        gate_up = ops.linear(ops.rms_norm(x, self.norm, self.eps, num_rows), self.gate_up, num_rows=num_rows)
+        return ops.linear(ops.swiglu(gate_up, num_rows), self.down, x, num_rows=num_rows)
 
 
 class MoeFeedForward:
@@ -36,11 +36,11 @@ class MoeFeedForward:
         self.top_k, self.scoring = config.num_experts_per_tok, config.scoring_func
         self.renormalize, self.scaling_factor = config.norm_topk_prob, config.routed_scaling_factor
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, D] -> [T, D]."""
-        h = ops.rms_norm(x, self.norm, self.eps)
-        logits = ops.linear(h, self.router, None, True)
+    def __call__(self, x: torch.Tensor, num_rows: torch.Tensor | None = None) -> torch.Tensor:
+        """x [T, D] -> [T, D]; num_rows i32 [1], the rows in use, or None."""
+        h = ops.rms_norm(x, self.norm, self.eps, num_rows)
+        logits = ops.linear(h, self.router, None, True, num_rows)
         expert_id, weight = ops.moe_route(
-            logits, self.top_k, self.scoring, self.bias, self.renormalize, self.scaling_factor
+            logits, self.top_k, self.scoring, self.bias, self.renormalize, self.scaling_factor, num_rows
         )
-        return ops.moe_experts(h, self.experts, expert_id, weight, x)
+        return ops.moe_experts(h, self.experts, expert_id, weight, x, num_rows)

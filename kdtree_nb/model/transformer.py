@@ -20,7 +20,7 @@ class Layer:
     """One decoder layer; both parts add their input to their output."""
 
     attention: Attention
-    feed_forward: Callable[[torch.Tensor], torch.Tensor]
+    feed_forward: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
 class Model:
@@ -51,13 +51,16 @@ class Model:
     ) -> torch.Tensor | None:
         """Logits f32 [T, V] of the T rows of `tree` (see `ops.tree_rows`), or None where they are not needed.
 
+        Of padded rows (`ops.tree_rows_padded`) only those in use have logits.
+
         Row t attends to its stream's first prefix_len [S] slots, to its ancestors and to itself. Every row is appended
         to the cache at slot prefix_len + node. Raises ValueError on a token outside the vocabulary or a full cache.
         """
-        x = ops.embed(self.embedding, rows.token)
+        used = rows.num_rows
+        x = ops.embed(self.embedding, rows.token, used)
         for layer in self.layers:
             x = layer.attention(x, rows, tree, cache, prefix_len)
-            x = layer.feed_forward(x)
+            x = layer.feed_forward(x, used)
         if not need_logits:
             return None
-        return ops.linear(ops.rms_norm(x, self.norm, self.config.rms_norm_eps), self.head, None, True)
+        return ops.linear(ops.rms_norm(x, self.norm, self.config.rms_norm_eps, used), self.head, None, True, used)

@@ -23,7 +23,7 @@ from kdtree_nb.reference.tree import Tree, chain_trees, path, visibility
 from kdtree_nb.reference.tree_accept import tree_accept
 from kdtree_nb.reference.tree_brute import all_prefixes, tree_brute
 from kdtree_nb.reference.tree_build import tree_build
-from kdtree_nb.reference.tree_rows import Rows, tree_rows
+from kdtree_nb.reference.tree_rows import Rows, tree_rows, tree_rows_padded
 from kdtree_nb.reference.verify_attn import verify_attn, visible_slots
 from kdtree_nb.reference.weights import Weights
 
@@ -66,6 +66,7 @@ __all__ = [
     "tree_brute",
     "tree_build",
     "tree_rows",
+    "tree_rows_padded",
     "verify_attn",
     "visibility",
     "visible_slots",

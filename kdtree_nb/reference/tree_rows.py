@@ -25,3 +25,13 @@ def tree_rows(tree: Tree, prefix_len: np.ndarray) -> Rows:
     stream, node = np.array(pairs, np.int32).reshape(-1, 2).T
     prefix = np.asarray(prefix_len, np.int32)[stream]
     return Rows(stream, node, prefix + tree.depth[stream, node], prefix + node, tree.token[stream, node])
+
+
+def tree_rows_padded(tree: Tree, prefix_len: np.ndarray) -> tuple[Rows, np.ndarray, np.ndarray]:
+    """`tree_rows` padded with -1 to B * N rows, the first row i32 [B] of each stream, and the number in use i32 [1]."""
+    rows = tree_rows(tree, prefix_len)
+    num_rows = len(rows.token)
+    padding = (0, tree.token.size - num_rows)
+    padded = Rows(*(np.pad(field, padding, constant_values=-1) for field in rows))
+    begin = np.cumsum(tree.num_nodes, dtype=np.int32) - tree.num_nodes
+    return padded, begin, np.array([num_rows], np.int32)

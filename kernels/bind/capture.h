@@ -44,6 +44,7 @@ KDTREE_RECORDED(cache_append_cpu, CacheAppendArgs)
 KDTREE_RECORDED(cache_compact_cpu, CacheCompactArgs)
 KDTREE_RECORDED(verify_attn_cpu, VerifyAttnArgs)
 KDTREE_RECORDED(draft_topk_cpu, DraftTopkArgs)
+KDTREE_RECORDED(tree_rows_cpu, TreeRowsArgs)
 KDTREE_RECORDED(tree_accept_cpu, TreeAcceptArgs)
 #undef KDTREE_RECORDED
 

@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <type_traits>
 
@@ -94,6 +95,13 @@ inline void expect_array(const char* op, const char* name, const at::Tensor& t, 
                          std::initializer_list<int64_t> want, const char* symbols) {
   expect_device(op, name, t, at::kCPU);
   expect_dense(op, name, t, type, want, symbols);
+}
+
+// Where the number of rows in use lies, i32 [1], or null where all are.
+inline const int32_t* rows_in_use(const char* op, const std::optional<at::Tensor>& num_rows) {
+  if (!num_rows) return nullptr;
+  expect_array(op, "num_rows", *num_rows, at::kInt, {1}, "[1]");
+  return num_rows->const_data_ptr<int32_t>();
 }
 
 inline void expect_range(const char* op, const char* name, int64_t value, int64_t low, int64_t high) {

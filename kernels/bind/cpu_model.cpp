@@ -31,7 +31,7 @@ void expect_values(const char* op, const char* name, const Tensor& t, int64_t lo
                  values[i], " at index ", i);
 }
 
-Tensor embed(const Tensor& weight, const Tensor& token) {
+Tensor embed(const Tensor& weight, const Tensor& token, const OptionalTensor& rows_used) {
   const char* op = "embed";
   const Dtype dtype = float_type(op, "weight", weight);
   expect_array(op, "weight", weight, weight.scalar_type(), {-1, -1}, "[V, D]");
@@ -39,13 +39,13 @@ Tensor embed(const Tensor& weight, const Tensor& token) {
   const int64_t num_rows = token.size(0), vocab_size = weight.size(0), dim = weight.size(1);
   Tensor out = new_cpu({num_rows, dim}, weight.scalar_type());
   const int status = embed_cpu({weight.const_data_ptr(), token.const_data_ptr<int64_t>(), out.mutable_data_ptr(),
-                                num_rows, vocab_size, dim, dtype, at::get_num_threads()});
+                                num_rows, vocab_size, dim, dtype, at::get_num_threads(), rows_in_use(op, rows_used)});
   if (status == kOutOfRange) expect_values<int64_t>(op, "token", token, 0, vocab_size - 1);
   expect_ok(op, status);
   return out;
 }
 
-Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, const OptionalTensor& rows_used) {
   const char* op = "rms_norm";
   const Dtype dtype = float_type(op, "x", x);
   expect_dim(op, "x", x, 2, "[T, D]");
@@ -54,7 +54,7 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   expect_array(op, "weight", weight, x.scalar_type(), {dim}, "[D]");
   Tensor out = new_cpu({num_rows, dim}, x.scalar_type());
   expect_ok(op, rms_norm_cpu({x.const_data_ptr(), weight.const_data_ptr(), out.mutable_data_ptr(), num_rows, dim,
-                              x.stride(0), float(eps), dtype, at::get_num_threads()}));
+                              x.stride(0), float(eps), dtype, at::get_num_threads(), rows_in_use(op, rows_used)}));
   return out;
 }
 
@@ -69,7 +69,8 @@ Tensor pack_linear(const Tensor& weight) {
   return packed;
 }
 
-Tensor linear(const Tensor& x, const Tensor& packed, int64_t num_out, const OptionalTensor& residual, bool out_f32) {
+Tensor linear(const Tensor& x, const Tensor& packed, int64_t num_out, const OptionalTensor& residual, bool out_f32,
+              const OptionalTensor& rows_used) {
   const char* op = "linear";
   const Dtype dtype = float_type(op, "x", x);
   expect_dim(op, "x", x, 2, "[T, K]");
@@ -86,11 +87,11 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t num_out, const Opti
   Tensor out = new_cpu({num_rows, num_out}, scalar_type(out_dtype));
   expect_ok(op, linear_cpu({x.const_data_ptr(), packed.const_data_ptr(), data_or_null(residual),
                             out.mutable_data_ptr(), num_rows, 1, num_out, num_in, x.stride(0), 0, dtype, out_dtype,
-                            at::get_num_threads()}));
+                            at::get_num_threads(), rows_in_use(op, rows_used)}));
   return out;
 }
 
-Tensor linear_heads(const Tensor& x, const Tensor& packed, int64_t num_out) {
+Tensor linear_heads(const Tensor& x, const Tensor& packed, int64_t num_out, const OptionalTensor& rows_used) {
   const char* op = "linear_heads";
   const Dtype dtype = float_type(op, "x", x);
   expect_dim(op, "x", x, 3, "[T, G, K]");
@@ -102,11 +103,11 @@ Tensor linear_heads(const Tensor& x, const Tensor& packed, int64_t num_out) {
   Tensor out = new_cpu({num_rows, num_groups, num_out}, x.scalar_type());
   expect_ok(op, linear_cpu({x.const_data_ptr(), packed.const_data_ptr(), nullptr, out.mutable_data_ptr(), num_rows,
                             num_groups, num_out, num_in, x.stride(0), x.stride(1), dtype, dtype,
-                            at::get_num_threads()}));
+                            at::get_num_threads(), rows_in_use(op, rows_used)}));
   return out;
 }
 
-Tensor rope(const Tensor& x, const Tensor& cos_sin, const Tensor& position) {
+Tensor rope(const Tensor& x, const Tensor& cos_sin, const Tensor& position, const OptionalTensor& rows_used) {
   const char* op = "rope";
   const Dtype dtype = float_type(op, "x", x);
   expect_dim(op, "x", x, 3, "[T, H, R]");
@@ -118,13 +119,13 @@ Tensor rope(const Tensor& x, const Tensor& cos_sin, const Tensor& position) {
   Tensor out = new_cpu({num_rows, num_heads, dim}, x.scalar_type());
   const int status = rope_cpu({x.const_data_ptr(), cos_sin.const_data_ptr<float>(), position.const_data_ptr<int32_t>(),
                                out.mutable_data_ptr(), num_rows, num_heads, dim, cos_sin.size(0), x.stride(0),
-                               x.stride(1), dtype, at::get_num_threads()});
+                               x.stride(1), dtype, at::get_num_threads(), rows_in_use(op, rows_used)});
   if (status == kOutOfRange) expect_values<int32_t>(op, "position", position, 0, cos_sin.size(0) - 1);
   expect_ok(op, status);
   return out;
 }
 
-Tensor swiglu(const Tensor& gate_up) {
+Tensor swiglu(const Tensor& gate_up, const OptionalTensor& rows_used) {
   const char* op = "swiglu";
   const Dtype dtype = float_type(op, "gate_up", gate_up);
   expect_array(op, "gate_up", gate_up, gate_up.scalar_type(), {-1, -1}, "[T, 2I]");
@@ -133,11 +134,11 @@ Tensor swiglu(const Tensor& gate_up) {
   const int64_t num_rows = gate_up.size(0), dim = gate_up.size(1) / 2;
   Tensor out = new_cpu({num_rows, dim}, gate_up.scalar_type());
   expect_ok(op, swiglu_cpu({gate_up.const_data_ptr(), out.mutable_data_ptr(), num_rows, dim, dtype,
-                            at::get_num_threads()}));
+                            at::get_num_threads(), rows_in_use(op, rows_used)}));
   return out;
 }
 
-Tensor residual_add(const Tensor& x, const Tensor& y) {
+Tensor residual_add(const Tensor& x, const Tensor& y, const OptionalTensor& rows_used) {
   const char* op = "residual_add";
   const Dtype dtype = float_type(op, "x", x);
   expect_array(op, "x", x, x.scalar_type(), {-1, -1}, "[T, D]");
@@ -145,23 +146,23 @@ Tensor residual_add(const Tensor& x, const Tensor& y) {
   expect_array(op, "y", y, x.scalar_type(), {num_rows, dim}, "[T, D]");
   Tensor out = new_cpu({num_rows, dim}, x.scalar_type());
   expect_ok(op, residual_add_cpu({x.const_data_ptr(), y.const_data_ptr(), out.mutable_data_ptr(), num_rows, dim, dtype,
-                                  at::get_num_threads()}));
+                                  at::get_num_threads(), rows_in_use(op, rows_used)}));
   return out;
 }
 
-Tensor argmax(const Tensor& logits) {
+Tensor argmax(const Tensor& logits, const OptionalTensor& rows_used) {
   const char* op = "argmax";
   expect_array(op, "logits", logits, at::kFloat, {-1, -1}, "[T, V]");
   const int64_t num_rows = logits.size(0), vocab_size = logits.size(1);
   expect_at_least(op, "vocabulary size V", vocab_size, 1);
   Tensor token = new_cpu({num_rows}, at::kLong);
   expect_ok(op, argmax_cpu({logits.const_data_ptr<float>(), token.mutable_data_ptr<int64_t>(), num_rows, vocab_size,
-                            at::get_num_threads()}));
+                            at::get_num_threads(), rows_in_use(op, rows_used)}));
   return token;
 }
 
 std::tuple<Tensor, Tensor> moe_route(const Tensor& logits, const OptionalTensor& bias, int64_t top_k, int64_t scoring,
-                                     bool renormalize, double scaling_factor) {
+                                     bool renormalize, double scaling_factor, const OptionalTensor& rows_used) {
   const char* op = "moe_route";
   expect_array(op, "logits", logits, at::kFloat, {-1, -1}, "[T, E]");
   const int64_t num_rows = logits.size(0), num_experts = logits.size(1);
@@ -171,13 +172,14 @@ std::tuple<Tensor, Tensor> moe_route(const Tensor& logits, const OptionalTensor&
   Tensor expert_id = new_cpu({num_rows, top_k}, at::kInt), weight = new_cpu({num_rows, top_k}, at::kFloat);
   expect_ok(op, moe_route_cpu({logits.const_data_ptr<float>(), bias ? bias->const_data_ptr<float>() : nullptr,
                                expert_id.mutable_data_ptr<int32_t>(), weight.mutable_data_ptr<float>(), num_rows,
-                               num_experts, top_k, Scoring(scoring), renormalize, float(scaling_factor)}));
+                               num_experts, top_k, Scoring(scoring), renormalize, float(scaling_factor),
+                               rows_in_use(op, rows_used)}));
   return {expert_id, weight};
 }
 
 Tensor moe_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down, const OptionalTensor& shared_gate_up,
                    const OptionalTensor& shared_down, const Tensor& expert_id, const Tensor& weight, int64_t width,
-                   int64_t shared_width, const OptionalTensor& residual) {
+                   int64_t shared_width, const OptionalTensor& residual, const OptionalTensor& rows_used) {
   const char* op = "moe_experts";
   const Dtype dtype = float_type(op, "x", x);
   const auto type = x.scalar_type();
@@ -207,14 +209,14 @@ Tensor moe_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down, c
       {x.const_data_ptr(), gate_up.const_data_ptr(), down.const_data_ptr(), data_or_null(shared_gate_up),
        data_or_null(shared_down), expert_id.const_data_ptr<int32_t>(), weight.const_data_ptr<float>(),
        data_or_null(residual), out.mutable_data_ptr(), num_rows, dim, num_experts, top_k, width, shared_width, dtype,
-       at::get_num_threads()});
+       at::get_num_threads(), rows_in_use(op, rows_used)});
   if (status == kOutOfRange) expect_values<int32_t>(op, "expert_id", expert_id, 0, num_experts - 1);
   expect_ok(op, status);
   return out;
 }
 
 void cache_append(const Tensor& cache, const Tensor& latent, const Tensor& k_rope, const Tensor& stream,
-                  const Tensor& slot) {
+                  const Tensor& slot, const OptionalTensor& rows_used) {
   const char* op = "cache_append";
   const Dtype dtype = float_type(op, "cache", cache);
   const auto type = cache.scalar_type();
@@ -228,7 +230,8 @@ void cache_append(const Tensor& cache, const Tensor& latent, const Tensor& k_rop
   expect_array(op, "slot", slot, at::kInt, {num_rows}, "[T]");
   const int status = cache_append_cpu({cache.mutable_data_ptr(), latent.const_data_ptr(), k_rope.const_data_ptr(),
                                        stream.const_data_ptr<int32_t>(), slot.const_data_ptr<int32_t>(), num_rows,
-                                       cache.size(0), cache.size(1), latent_dim, rope_dim, dtype});
+                                       cache.size(0), cache.size(1), latent_dim, rope_dim, dtype,
+                                       rows_in_use(op, rows_used)});
   if (status == kOutOfRange) {
     expect_values<int32_t>(op, "stream", stream, 0, cache.size(0) - 1);
     expect_values<int32_t>(op, "slot", slot, 0, cache.size(1) - 1);
@@ -263,7 +266,7 @@ void cache_compact(const Tensor& cache, const Tensor& prefix_len, const Tensor& 
 
 Tensor verify_attn(const Tensor& q_latent, const Tensor& q_rope, const Tensor& cache, const Tensor& stream,
                    const Tensor& node, const Tensor& parent, const Tensor& depth, const Tensor& prefix_len,
-                   double scale) {
+                   double scale, const OptionalTensor& rows_used) {
   const char* op = "verify_attn";
   const Dtype dtype = float_type(op, "q_latent", q_latent);
   const auto type = q_latent.scalar_type();
@@ -284,7 +287,7 @@ Tensor verify_attn(const Tensor& q_latent, const Tensor& q_rope, const Tensor& c
       {q_latent.const_data_ptr(), q_rope.const_data_ptr(), cache.const_data_ptr(), stream.const_data_ptr<int32_t>(),
        node.const_data_ptr<int32_t>(), parent.const_data_ptr<int32_t>(), depth.const_data_ptr<int32_t>(),
        prefix_len.const_data_ptr<int32_t>(), out.mutable_data_ptr(), num_rows, num_heads, latent_dim, rope_dim,
-       num_streams, num_slots, num_tree_slots, float(scale), dtype, at::get_num_threads()});
+       num_streams, num_slots, num_tree_slots, float(scale), dtype, at::get_num_threads(), rows_in_use(op, rows_used)});
   if (status == kOutOfRange) {
     expect_values<int32_t>(op, "stream", stream, 0, num_streams - 1);
     expect_values<int32_t>(op, "node", node, 0, num_tree_slots - 1);

@@ -3,6 +3,7 @@
 #include <torch/library.h>
 
 #include <cstdlib>
+#include <optional>
 #include <tuple>
 
 #include "../tree_walk.h"
@@ -19,6 +20,7 @@ using Tensors2 = std::tuple<Tensor, Tensor>;
 using Tensors3 = std::tuple<Tensor, Tensor, Tensor>;
 using Tensors5 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 using Tensors6 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using Tensors7 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // The first row of [rows, K] log-probs that the kernel marked with NaN.
 int64_t first_nan_row(const Tensor& log_probs) {
@@ -142,16 +144,58 @@ Tensors5 tree_rows(const Tensor& token, const Tensor& depth, const Tensor& num_n
   return {row_stream, row_node, row_position, row_slot, row_token};
 }
 
+Tensors7 tree_rows_padded(const Tensor& token, const Tensor& depth, const Tensor& num_nodes,
+                          const Tensor& prefix_len) {
+  const char* op = "tree_rows_padded";
+  expect_array(op, "token", token, at::kLong, {-1, -1}, "[B, N]");
+  const int64_t num_streams = token.size(0), num_slots = token.size(1), num_rows = num_streams * num_slots;
+  expect_array(op, "depth", depth, at::kInt, {num_streams, num_slots}, "[B, N]");
+  expect_array(op, "num_nodes", num_nodes, at::kInt, {num_streams}, "[B]");
+  expect_array(op, "prefix_len", prefix_len, at::kInt, {num_streams}, "[B]");
+  Tensor row_stream = new_cpu({num_rows}, at::kInt), row_node = new_cpu({num_rows}, at::kInt);
+  Tensor row_position = new_cpu({num_rows}, at::kInt), row_slot = new_cpu({num_rows}, at::kInt);
+  Tensor row_token = new_cpu({num_rows}, at::kLong);
+  Tensor row_begin = new_cpu({num_streams}, at::kInt), num_used = new_cpu({1}, at::kInt);
+  const int status = tree_rows_cpu({token.const_data_ptr<int64_t>(), depth.const_data_ptr<int32_t>(),
+                                    num_nodes.const_data_ptr<int32_t>(), prefix_len.const_data_ptr<int32_t>(),
+                                    row_stream.mutable_data_ptr<int32_t>(), row_node.mutable_data_ptr<int32_t>(),
+                                    row_position.mutable_data_ptr<int32_t>(), row_slot.mutable_data_ptr<int32_t>(),
+                                    row_token.mutable_data_ptr<int64_t>(), num_streams, num_slots,
+                                    row_begin.mutable_data_ptr<int32_t>(), num_used.mutable_data_ptr<int32_t>()});
+  if (status != kOk) total_nodes(op, num_nodes, num_slots);  // raises where a count is what is wrong
+  expect_ok(op, status);
+  return {row_stream, row_node, row_position, row_slot, row_token, row_begin, num_used};
+}
+
+// Raises for the first stream whose rows are not all among the T rows.
+void expect_rows_inside(const char* op, const Tensor& row_begin, const Tensor& num_nodes, int64_t num_rows) {
+  const auto *begin = row_begin.const_data_ptr<int32_t>(), *count = num_nodes.const_data_ptr<int32_t>();
+  for (int64_t b = 0; b < num_nodes.size(0); ++b)
+    KDTREE_CHECK(count[b] == 0 || (begin[b] >= 0 && begin[b] + int64_t{count[b]} <= num_rows), op, ": row_begin: stream ",
+                 b, ": expected ", count[b], " rows inside the ", num_rows, " of target_token, got the first at ",
+                 begin[b]);
+}
+
+// Raises unless the tokens of all nodes in use are where tree_accept reads them: by rows where `row_begin` is given.
+void expect_targets(const char* op, const Tensor& target_token, const std::optional<Tensor>& row_begin,
+                    const Tensor& num_nodes, int64_t num_slots) {
+  const int64_t num_streams = num_nodes.size(0);
+  if (!row_begin) return expect_array(op, "target_token", target_token, at::kLong, {num_streams, num_slots}, "[B, N]");
+  expect_array(op, "target_token", target_token, at::kLong, {-1}, "[T]");
+  expect_array(op, "row_begin", *row_begin, at::kInt, {num_streams}, "[B]");
+  expect_rows_inside(op, *row_begin, num_nodes, target_token.size(0));
+}
+
 Tensors3 tree_accept(const Tensor& token, const Tensor& parent, const Tensor& num_nodes, const Tensor& target_token,
-                     int64_t max_depth) {
+                     int64_t max_depth, const std::optional<Tensor>& row_begin) {
   const char* op = "tree_accept";
   expect_array(op, "token", token, at::kLong, {-1, -1}, "[B, N]");
   const int64_t num_streams = token.size(0), num_slots = token.size(1);
   expect_array(op, "parent", parent, at::kInt, {num_streams, num_slots}, "[B, N]");
   expect_array(op, "num_nodes", num_nodes, at::kInt, {num_streams}, "[B]");
-  expect_array(op, "target_token", target_token, at::kLong, {num_streams, num_slots}, "[B, N]");
   expect_at_least(op, "max_depth", max_depth, 0);
   total_nodes(op, num_nodes, num_slots);
+  expect_targets(op, target_token, row_begin, num_nodes, num_slots);
   Tensor accepted_path = new_cpu({num_streams, max_depth}, at::kInt);
   Tensor num_accepted = new_cpu({num_streams}, at::kInt);
   Tensor next_token = new_cpu({num_streams}, at::kLong);
@@ -159,7 +203,7 @@ Tensors3 tree_accept(const Tensor& token, const Tensor& parent, const Tensor& nu
       {token.const_data_ptr<int64_t>(), parent.const_data_ptr<int32_t>(), num_nodes.const_data_ptr<int32_t>(),
        target_token.const_data_ptr<int64_t>(), accepted_path.mutable_data_ptr<int32_t>(),
        num_accepted.mutable_data_ptr<int32_t>(), next_token.mutable_data_ptr<int64_t>(), num_streams, num_slots,
-       max_depth});
+       max_depth, row_begin ? row_begin->const_data_ptr<int32_t>() : nullptr});
   KDTREE_CHECK(status != kOutOfRange, op, ": expected max_depth of at least the length of the accepted path, got ",
                max_depth);
   expect_ok(op, status);
@@ -172,6 +216,7 @@ KDTREE_LIBRARY_IMPL(KDTREE_NS, CPU, m) {
   m.impl("draft_topk", &draft_topk);
   m.impl("tree_build", &tree_build);
   m.impl("tree_rows", &tree_rows);
+  m.impl("tree_rows_padded", &tree_rows_padded);
   m.impl("tree_accept", &tree_accept);
 }
 

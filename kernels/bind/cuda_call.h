@@ -40,6 +40,13 @@ class CudaCall {
     expect_dense_rows(op_, name, t);
   }
 
+  // Where the number of rows in use lies, i32 [1], or null where all are.
+  const int32_t* rows_in_use(const std::optional<at::Tensor>& num_rows) const {
+    if (!num_rows) return nullptr;
+    expect("num_rows", *num_rows, at::kInt, {1}, "[1]");
+    return num_rows->const_data_ptr<int32_t>();
+  }
+
   at::Tensor empty(at::IntArrayRef sizes, at::ScalarType type) const {
     return at::Tensor(at::detail::empty_cuda(sizes, type, device_, std::nullopt));
   }

@@ -34,7 +34,7 @@ void expect_packed(const CudaCall& call, const char* name, const Tensor& packed,
               kPackedSymbols);
 }
 
-Tensor embed(const Tensor& weight, const Tensor& token) {
+Tensor embed(const Tensor& weight, const Tensor& token, const OptionalTensor& rows_used) {
   const char* op = "embed";
   const CudaCall call(op, "weight", weight);
   const Dtype dtype = float_type(op, "weight", weight);
@@ -43,12 +43,12 @@ Tensor embed(const Tensor& weight, const Tensor& token) {
   const int64_t num_rows = token.size(0), vocab_size = weight.size(0), dim = weight.size(1);
   Tensor out = call.empty({num_rows, dim}, weight.scalar_type());
   call.check(embed_cuda({weight.const_data_ptr(), token.const_data_ptr<int64_t>(), out.mutable_data_ptr(), num_rows,
-                         vocab_size, dim, dtype},
+                         vocab_size, dim, dtype, 0, call.rows_in_use(rows_used)},
                         call.stream()));
   return out;
 }
 
-Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, const OptionalTensor& rows_used) {
   const char* op = "rms_norm";
   const CudaCall call(op, "x", x);
   const Dtype dtype = float_type(op, "x", x);
@@ -57,7 +57,7 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   call.expect("weight", weight, x.scalar_type(), {dim}, "[D]");
   Tensor out = call.empty({num_rows, dim}, x.scalar_type());
   call.check(rms_norm_cuda({x.const_data_ptr(), weight.const_data_ptr(), out.mutable_data_ptr(), num_rows, dim,
-                            x.stride(0), float(eps), dtype},
+                            x.stride(0), float(eps), dtype, 0, call.rows_in_use(rows_used)},
                            call.stream()));
   return out;
 }
@@ -76,7 +76,8 @@ Tensor pack_linear(const Tensor& weight) {
   return packed;
 }
 
-Tensor linear(const Tensor& x, const Tensor& packed, int64_t num_out, const OptionalTensor& residual, bool out_f32) {
+Tensor linear(const Tensor& x, const Tensor& packed, int64_t num_out, const OptionalTensor& residual, bool out_f32,
+              const OptionalTensor& rows_used) {
   const char* op = "linear";
   const CudaCall call(op, "x", x);
   const Dtype dtype = float_type(op, "x", x);
@@ -91,12 +92,13 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t num_out, const Opti
   }
   Tensor out = call.empty({num_rows, num_out}, scalar_type(out_dtype));
   call.check(linear_cuda({x.const_data_ptr(), packed.const_data_ptr(), data_or_null(residual), out.mutable_data_ptr(),
-                          num_rows, 1, num_out, num_in, x.stride(0), 0, dtype, out_dtype},
+                          num_rows, 1, num_out, num_in, x.stride(0), 0, dtype, out_dtype, 0,
+                          call.rows_in_use(rows_used)},
                          call.stream()));
   return out;
 }
 
-Tensor linear_heads(const Tensor& x, const Tensor& packed, int64_t num_out) {
+Tensor linear_heads(const Tensor& x, const Tensor& packed, int64_t num_out, const OptionalTensor& rows_used) {
   const char* op = "linear_heads";
   const CudaCall call(op, "x", x);
   const Dtype dtype = float_type(op, "x", x);
@@ -106,12 +108,13 @@ Tensor linear_heads(const Tensor& x, const Tensor& packed, int64_t num_out) {
   expect_packed(call, "packed", packed, x.scalar_type(), num_groups, num_out, num_in);
   Tensor out = call.empty({num_rows, num_groups, num_out}, x.scalar_type());
   call.check(linear_cuda({x.const_data_ptr(), packed.const_data_ptr(), nullptr, out.mutable_data_ptr(), num_rows,
-                          num_groups, num_out, num_in, x.stride(0), x.stride(1), dtype, dtype},
+                          num_groups, num_out, num_in, x.stride(0), x.stride(1), dtype, dtype, 0,
+                          call.rows_in_use(rows_used)},
                          call.stream()));
   return out;
 }
 
-Tensor rope(const Tensor& x, const Tensor& cos_sin, const Tensor& position) {
+Tensor rope(const Tensor& x, const Tensor& cos_sin, const Tensor& position, const OptionalTensor& rows_used) {
   const char* op = "rope";
   const CudaCall call(op, "x", x);
   const Dtype dtype = float_type(op, "x", x);
@@ -123,12 +126,12 @@ Tensor rope(const Tensor& x, const Tensor& cos_sin, const Tensor& position) {
   Tensor out = call.empty({num_rows, num_heads, dim}, x.scalar_type());
   call.check(rope_cuda({x.const_data_ptr(), cos_sin.const_data_ptr<float>(), position.const_data_ptr<int32_t>(),
                         out.mutable_data_ptr(), num_rows, num_heads, dim, cos_sin.size(0), x.stride(0), x.stride(1),
-                        dtype},
+                        dtype, 0, call.rows_in_use(rows_used)},
                        call.stream()));
   return out;
 }
 
-Tensor swiglu(const Tensor& gate_up) {
+Tensor swiglu(const Tensor& gate_up, const OptionalTensor& rows_used) {
   const char* op = "swiglu";
   const CudaCall call(op, "gate_up", gate_up);
   const Dtype dtype = float_type(op, "gate_up", gate_up);
@@ -137,11 +140,12 @@ Tensor swiglu(const Tensor& gate_up) {
                gate_up.size(1));
   const int64_t num_rows = gate_up.size(0), dim = gate_up.size(1) / 2;
   Tensor out = call.empty({num_rows, dim}, gate_up.scalar_type());
-  call.check(swiglu_cuda({gate_up.const_data_ptr(), out.mutable_data_ptr(), num_rows, dim, dtype}, call.stream()));
+  call.check(swiglu_cuda({gate_up.const_data_ptr(), out.mutable_data_ptr(), num_rows, dim, dtype, 0,
+                          call.rows_in_use(rows_used)}, call.stream()));
   return out;
 }
 
-Tensor residual_add(const Tensor& x, const Tensor& y) {
+Tensor residual_add(const Tensor& x, const Tensor& y, const OptionalTensor& rows_used) {
   const char* op = "residual_add";
   const CudaCall call(op, "x", x);
   const Dtype dtype = float_type(op, "x", x);
@@ -149,25 +153,27 @@ Tensor residual_add(const Tensor& x, const Tensor& y) {
   const int64_t num_rows = x.size(0), dim = x.size(1);
   call.expect("y", y, x.scalar_type(), {num_rows, dim}, "[T, D]");
   Tensor out = call.empty({num_rows, dim}, x.scalar_type());
-  call.check(residual_add_cuda({x.const_data_ptr(), y.const_data_ptr(), out.mutable_data_ptr(), num_rows, dim, dtype},
+  call.check(residual_add_cuda({x.const_data_ptr(), y.const_data_ptr(), out.mutable_data_ptr(), num_rows, dim, dtype,
+                                0, call.rows_in_use(rows_used)},
                                call.stream()));
   return out;
 }
 
-Tensor argmax(const Tensor& logits) {
+Tensor argmax(const Tensor& logits, const OptionalTensor& rows_used) {
   const char* op = "argmax";
   const CudaCall call(op, "logits", logits);
   call.expect("logits", logits, at::kFloat, {-1, -1}, "[T, V]");
   const int64_t num_rows = logits.size(0), vocab_size = logits.size(1);
   expect_at_least(op, "vocabulary size V", vocab_size, 1);
   Tensor token = call.empty({num_rows}, at::kLong);
-  call.check(argmax_cuda({logits.const_data_ptr<float>(), token.mutable_data_ptr<int64_t>(), num_rows, vocab_size},
+  call.check(argmax_cuda({logits.const_data_ptr<float>(), token.mutable_data_ptr<int64_t>(), num_rows, vocab_size, 0,
+                          call.rows_in_use(rows_used)},
                          call.stream()));
   return token;
 }
 
 std::tuple<Tensor, Tensor> moe_route(const Tensor& logits, const OptionalTensor& bias, int64_t top_k, int64_t scoring,
-                                     bool renormalize, double scaling_factor) {
+                                     bool renormalize, double scaling_factor, const OptionalTensor& rows_used) {
   const char* op = "moe_route";
   const CudaCall call(op, "logits", logits);
   call.expect("logits", logits, at::kFloat, {-1, -1}, "[T, E]");
@@ -178,14 +184,15 @@ std::tuple<Tensor, Tensor> moe_route(const Tensor& logits, const OptionalTensor&
   Tensor expert_id = call.empty({num_rows, top_k}, at::kInt), weight = call.empty({num_rows, top_k}, at::kFloat);
   call.check(moe_route_cuda({logits.const_data_ptr<float>(), bias ? bias->const_data_ptr<float>() : nullptr,
                              expert_id.mutable_data_ptr<int32_t>(), weight.mutable_data_ptr<float>(), num_rows,
-                             num_experts, top_k, Scoring(scoring), renormalize, float(scaling_factor)},
+                             num_experts, top_k, Scoring(scoring), renormalize, float(scaling_factor),
+                             call.rows_in_use(rows_used)},
                             call.stream()));
   return {expert_id, weight};
 }
 
 Tensor moe_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down, const OptionalTensor& shared_gate_up,
                    const OptionalTensor& shared_down, const Tensor& expert_id, const Tensor& weight, int64_t width,
-                   int64_t shared_width, const OptionalTensor& residual) {
+                   int64_t shared_width, const OptionalTensor& residual, const OptionalTensor& rows_used) {
   const char* op = "moe_experts";
   const CudaCall call(op, "x", x);
   const Dtype dtype = float_type(op, "x", x);
@@ -211,7 +218,7 @@ Tensor moe_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down, c
   MoeExpertsArgs args{x.const_data_ptr(), gate_up.const_data_ptr(), down.const_data_ptr(), data_or_null(shared_gate_up),
                       data_or_null(shared_down), expert_id.const_data_ptr<int32_t>(), weight.const_data_ptr<float>(),
                       data_or_null(residual), out.mutable_data_ptr(), num_rows, dim, num_experts, top_k, width,
-                      shared_width, dtype};
+                      shared_width, dtype, 0, call.rows_in_use(rows_used)};
   const Tensor workspace = call.workspace(moe_experts_cuda_workspace_bytes(args));
   args.workspace = workspace.mutable_data_ptr();
   call.check(moe_experts_cuda(args, call.stream()));
@@ -219,7 +226,7 @@ Tensor moe_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down, c
 }
 
 void cache_append(const Tensor& cache, const Tensor& latent, const Tensor& k_rope, const Tensor& stream,
-                  const Tensor& slot) {
+                  const Tensor& slot, const OptionalTensor& rows_used) {
   const char* op = "cache_append";
   const CudaCall call(op, "cache", cache);
   const Dtype dtype = float_type(op, "cache", cache);
@@ -234,7 +241,7 @@ void cache_append(const Tensor& cache, const Tensor& latent, const Tensor& k_rop
   call.expect("slot", slot, at::kInt, {num_rows}, "[T]");
   call.check(cache_append_cuda({cache.mutable_data_ptr(), latent.const_data_ptr(), k_rope.const_data_ptr(),
                                 stream.const_data_ptr<int32_t>(), slot.const_data_ptr<int32_t>(), num_rows,
-                                cache.size(0), cache.size(1), latent_dim, rope_dim, dtype},
+                                cache.size(0), cache.size(1), latent_dim, rope_dim, dtype, call.rows_in_use(rows_used)},
                                call.stream()));
 }
 
@@ -256,7 +263,7 @@ void cache_compact(const Tensor& cache, const Tensor& prefix_len, const Tensor& 
 
 Tensor verify_attn(const Tensor& q_latent, const Tensor& q_rope, const Tensor& cache, const Tensor& stream,
                    const Tensor& node, const Tensor& parent, const Tensor& depth, const Tensor& prefix_len,
-                   double scale) {
+                   double scale, const OptionalTensor& rows_used) {
   const char* op = "verify_attn";
   const CudaCall call(op, "q_latent", q_latent);
   const Dtype dtype = float_type(op, "q_latent", q_latent);
@@ -278,7 +285,8 @@ Tensor verify_attn(const Tensor& q_latent, const Tensor& q_rope, const Tensor& c
                       stream.const_data_ptr<int32_t>(), node.const_data_ptr<int32_t>(),
                       parent.const_data_ptr<int32_t>(), depth.const_data_ptr<int32_t>(),
                       prefix_len.const_data_ptr<int32_t>(), out.mutable_data_ptr(), num_rows, num_heads, latent_dim,
-                      rope_dim, num_streams, num_slots, num_tree_slots, float(scale), dtype};
+                      rope_dim, num_streams, num_slots, num_tree_slots, float(scale), dtype, 0,
+                      call.rows_in_use(rows_used)};
   VerifyAttnArgs one_row = args;
   one_row.num_rows = 1;
   args.workspace_bytes = std::min(verify_attn_cuda_workspace_bytes(args),

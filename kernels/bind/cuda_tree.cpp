@@ -3,6 +3,7 @@
 // tree_build refuses give a tree of 0 nodes.
 #include <torch/library.h>
 
+#include <optional>
 #include <tuple>
 
 #include "../tree_walk.h"
@@ -19,6 +20,7 @@ using Tensors2 = std::tuple<Tensor, Tensor>;
 using Tensors3 = std::tuple<Tensor, Tensor, Tensor>;
 using Tensors5 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 using Tensors6 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using Tensors7 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 Tensors2 draft_topk(const Tensor& logits, int64_t num_candidates) {
   const char* op = "draft_topk";
@@ -102,15 +104,43 @@ Tensors5 tree_rows(const Tensor& token, const Tensor& depth, const Tensor& num_n
   return {row_stream, row_node, row_position, row_slot, row_token};
 }
 
+Tensors7 tree_rows_padded(const Tensor& token, const Tensor& depth, const Tensor& num_nodes,
+                          const Tensor& prefix_len) {
+  const char* op = "tree_rows_padded";
+  const CudaCall call(op, "token", token);
+  call.expect("token", token, at::kLong, {-1, -1}, "[B, N]");
+  const int64_t num_streams = token.size(0), num_slots = token.size(1), num_rows = num_streams * num_slots;
+  call.expect("depth", depth, at::kInt, {num_streams, num_slots}, "[B, N]");
+  call.expect("num_nodes", num_nodes, at::kInt, {num_streams}, "[B]");
+  call.expect("prefix_len", prefix_len, at::kInt, {num_streams}, "[B]");
+  Tensor row_stream = call.empty({num_rows}, at::kInt), row_node = call.empty({num_rows}, at::kInt);
+  Tensor row_position = call.empty({num_rows}, at::kInt), row_slot = call.empty({num_rows}, at::kInt);
+  Tensor row_token = call.empty({num_rows}, at::kLong);
+  Tensor row_begin = call.empty({num_streams}, at::kInt), num_used = call.empty({1}, at::kInt);
+  call.check(tree_rows_cuda({token.const_data_ptr<int64_t>(), depth.const_data_ptr<int32_t>(),
+                             num_nodes.const_data_ptr<int32_t>(), prefix_len.const_data_ptr<int32_t>(),
+                             row_stream.mutable_data_ptr<int32_t>(), row_node.mutable_data_ptr<int32_t>(),
+                             row_position.mutable_data_ptr<int32_t>(), row_slot.mutable_data_ptr<int32_t>(),
+                             row_token.mutable_data_ptr<int64_t>(), num_streams, num_slots,
+                             row_begin.mutable_data_ptr<int32_t>(), num_used.mutable_data_ptr<int32_t>()},
+                            call.stream()));
+  return {row_stream, row_node, row_position, row_slot, row_token, row_begin, num_used};
+}
+
 Tensors3 tree_accept(const Tensor& token, const Tensor& parent, const Tensor& num_nodes, const Tensor& target_token,
-                     int64_t max_depth) {
+                     int64_t max_depth, const std::optional<Tensor>& row_begin) {
   const char* op = "tree_accept";
   const CudaCall call(op, "token", token);
   call.expect("token", token, at::kLong, {-1, -1}, "[B, N]");
   const int64_t num_streams = token.size(0), num_slots = token.size(1);
   call.expect("parent", parent, at::kInt, {num_streams, num_slots}, "[B, N]");
   call.expect("num_nodes", num_nodes, at::kInt, {num_streams}, "[B]");
-  call.expect("target_token", target_token, at::kLong, {num_streams, num_slots}, "[B, N]");
+  if (row_begin) {
+    call.expect("target_token", target_token, at::kLong, {-1}, "[T]");
+    call.expect("row_begin", *row_begin, at::kInt, {num_streams}, "[B]");
+  } else {
+    call.expect("target_token", target_token, at::kLong, {num_streams, num_slots}, "[B, N]");
+  }
   expect_at_least(op, "max_depth", max_depth, 0);
   Tensor accepted_path = call.empty({num_streams, max_depth}, at::kInt);
   Tensor num_accepted = call.empty({num_streams}, at::kInt);
@@ -119,7 +149,7 @@ Tensors3 tree_accept(const Tensor& token, const Tensor& parent, const Tensor& nu
       {token.const_data_ptr<int64_t>(), parent.const_data_ptr<int32_t>(), num_nodes.const_data_ptr<int32_t>(),
        target_token.const_data_ptr<int64_t>(), accepted_path.mutable_data_ptr<int32_t>(),
        num_accepted.mutable_data_ptr<int32_t>(), next_token.mutable_data_ptr<int64_t>(), num_streams, num_slots,
-       max_depth},
+       max_depth, row_begin ? row_begin->const_data_ptr<int32_t>() : nullptr},
       call.stream()));
   return {accepted_path, num_accepted, next_token};
 }
@@ -130,6 +160,7 @@ KDTREE_LIBRARY_IMPL(KDTREE_NS, CUDA, m) {
   m.impl("draft_topk", &draft_topk);
   m.impl("tree_build", &tree_build);
   m.impl("tree_rows", &tree_rows);
+  m.impl("tree_rows_padded", &tree_rows_padded);
   m.impl("tree_accept", &tree_accept);
 }
 

@@ -6,28 +6,35 @@
 #define KDTREE_LIBRARY(ns, m) KDTREE_LIBRARY_(ns, m)
 
 KDTREE_LIBRARY(KDTREE_NS, m) {
-  m.def("embed(Tensor weight, Tensor token) -> Tensor");
-  m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
+  m.def("embed(Tensor weight, Tensor token, Tensor? num_rows=None) -> Tensor");
+  m.def("rms_norm(Tensor x, Tensor weight, float eps, Tensor? num_rows=None) -> Tensor");
   m.def("pack_linear(Tensor weight) -> Tensor");
-  m.def("linear(Tensor x, Tensor packed, int num_out, Tensor? residual, bool out_f32) -> Tensor");
-  m.def("linear_heads(Tensor x, Tensor packed, int num_out) -> Tensor");
-  m.def("rope(Tensor x, Tensor cos_sin, Tensor position) -> Tensor");
-  m.def("swiglu(Tensor gate_up) -> Tensor");
-  m.def("residual_add(Tensor x, Tensor y) -> Tensor");
-  m.def("argmax(Tensor logits) -> Tensor");
-  m.def("moe_route(Tensor logits, Tensor? bias, int top_k, int scoring, bool renormalize, float scaling_factor) "
-        "-> (Tensor expert_id, Tensor weight)");
+  m.def("linear(Tensor x, Tensor packed, int num_out, Tensor? residual, bool out_f32, Tensor? num_rows=None) "
+        "-> Tensor");
+  m.def("linear_heads(Tensor x, Tensor packed, int num_out, Tensor? num_rows=None) -> Tensor");
+  m.def("rope(Tensor x, Tensor cos_sin, Tensor position, Tensor? num_rows=None) -> Tensor");
+  m.def("swiglu(Tensor gate_up, Tensor? num_rows=None) -> Tensor");
+  m.def("residual_add(Tensor x, Tensor y, Tensor? num_rows=None) -> Tensor");
+  m.def("argmax(Tensor logits, Tensor? num_rows=None) -> Tensor");
+  m.def("moe_route(Tensor logits, Tensor? bias, int top_k, int scoring, bool renormalize, float scaling_factor, "
+        "Tensor? num_rows=None) -> (Tensor expert_id, Tensor weight)");
   m.def("moe_experts(Tensor x, Tensor gate_up, Tensor down, Tensor? shared_gate_up, Tensor? shared_down, "
-        "Tensor expert_id, Tensor weight, int width, int shared_width, Tensor? residual) -> Tensor");
-  m.def("cache_append(Tensor(a!) cache, Tensor latent, Tensor k_rope, Tensor stream, Tensor slot) -> ()");
+        "Tensor expert_id, Tensor weight, int width, int shared_width, Tensor? residual, Tensor? num_rows=None) "
+        "-> Tensor");
+  m.def("cache_append(Tensor(a!) cache, Tensor latent, Tensor k_rope, Tensor stream, Tensor slot, "
+        "Tensor? num_rows=None) -> ()");
   m.def("cache_compact(Tensor(a!) cache, Tensor prefix_len, Tensor accepted_path, Tensor num_accepted) -> ()");
   m.def("verify_attn(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor stream, Tensor node, Tensor parent, "
-        "Tensor depth, Tensor prefix_len, float scale) -> Tensor");
+        "Tensor depth, Tensor prefix_len, float scale, Tensor? num_rows=None) -> Tensor");
   m.def("draft_topk(Tensor logits, int num_candidates) -> (Tensor log_probs, Tensor token_ids)");
   m.def("tree_build(Tensor log_probs, Tensor token_ids, Tensor bonus, Tensor budget, int max_budget) -> "
         "(Tensor token, Tensor parent, Tensor depth, Tensor log_prob, Tensor ancestor_bits, Tensor num_nodes)");
   m.def("tree_rows(Tensor token, Tensor depth, Tensor num_nodes, Tensor prefix_len) -> "
         "(Tensor row_stream, Tensor row_node, Tensor row_position, Tensor row_slot, Tensor row_token)");
-  m.def("tree_accept(Tensor token, Tensor parent, Tensor num_nodes, Tensor target_token, int max_depth) -> "
+  m.def("tree_rows_padded(Tensor token, Tensor depth, Tensor num_nodes, Tensor prefix_len) -> "
+        "(Tensor row_stream, Tensor row_node, Tensor row_position, Tensor row_slot, Tensor row_token, "
+        "Tensor row_begin, Tensor num_rows)");
+  m.def("tree_accept(Tensor token, Tensor parent, Tensor num_nodes, Tensor target_token, int max_depth, "
+        "Tensor? row_begin=None) -> "
         "(Tensor accepted_path, Tensor num_accepted, Tensor next_token)");
 }

@@ -21,7 +21,7 @@ OP_ARGS = (ROOT / "kernels" / "op_args.h").read_text()
 NAMES = sorted(re.findall(r'm\.def\("(\w+)\(', (ROOT / "kernels" / "bind" / "schema.cpp").read_text()))
 
 # One kernel may serve two operators, and a change of layout has no oracle but its inverse.
-KERNEL_OF = {"linear_heads": "linear"}
+KERNEL_OF = {"linear_heads": "linear", "tree_rows_padded": "tree_rows"}
 WITHOUT_ORACLE = {"pack_linear"}
 
 

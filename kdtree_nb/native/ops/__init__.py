@@ -1,5 +1,6 @@
 """Typed faces of the native operations. The first call of any compiles and loads the kernels."""
 
+from kdtree_nb.native.ops import model_fakes as _model_fakes  # noqa: F401  registers the fake kernels
 from kdtree_nb.native.ops.model_ops import (
     PackedExperts,
     PackedLinear,
@@ -19,7 +20,7 @@ from kdtree_nb.native.ops.model_ops import (
     swiglu,
     verify_attn,
 )
-from kdtree_nb.native.ops.tree_ops import Rows, draft_topk, tree_accept, tree_build, tree_rows
+from kdtree_nb.native.ops.tree_ops import Rows, draft_topk, tree_accept, tree_build, tree_rows, tree_rows_padded
 
 __all__ = [
     "PackedExperts",
@@ -43,5 +44,6 @@ __all__ = [
     "tree_accept",
     "tree_build",
     "tree_rows",
+    "tree_rows_padded",
     "verify_attn",
 ]

@@ -1,4 +1,4 @@
-"""Operations of the target model: thin typed faces over the native operators, and their fake kernels.
+"""Operations of the target model: thin typed faces over the native operators.
 
 Wrong types, shapes and values raise ValueError in the native binding; a face only orders arguments. On a GPU values
 are not looked at, since the host would have to wait for them: a token, position, expert or row outside its array gives
@@ -7,6 +7,10 @@ arguments of a call. T rows of one forward pass, D hidden size, H heads,
 C kv_lora_rank, R qk_rope_head_dim, E experts, I expert width, V vocabulary, S streams, P slots, N tree slots,
 L draft depth.
 A row of a result has the same bits whatever other rows it is computed beside, and on any number of threads.
+
+num_rows, i32 [1] on the same device or None: only so many of the T rows are in use. Nothing of the others is read, no
+cache is written for them, and their results are whatever the memory held. So a forward pass of a fixed shape serves
+any smaller number of rows, which the host need not know (`tree_rows_padded`).
 """
 
 from __future__ import annotations
@@ -19,12 +23,6 @@ from torch import Tensor
 from kdtree_nb.native.ops.namespace import native
 from kdtree_nb.native.ops.tree_ops import Rows
 from kdtree_nb.tree import DraftTree
-
-PACKED_OUTPUTS = 16
-"""Neighbouring outputs that one vector of a packed weight holds."""
-
-PACKED_INPUTS = 32
-"""Neighbouring inputs that one block of a packed weight holds on a GPU."""
 
 _SCORINGS = {"softmax": 0, "sigmoid": 1}
 
@@ -57,14 +55,14 @@ class PackedExperts(NamedTuple):
     shared_width: int
 
 
-def embed(weight: Tensor, token: Tensor) -> Tensor:
+def embed(weight: Tensor, token: Tensor, num_rows: Tensor | None = None) -> Tensor:
     """Rows `weight[token]`: weight float [V, D], token i64 [T] -> float [T, D]. Raises ValueError for ids outside."""
-    return native.embed(weight, token)
+    return native.embed(weight, token, num_rows)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, num_rows: Tensor | None = None) -> Tensor:
     """x / sqrt(mean(x²) + eps) · weight: x float [T, D] (rows may be strided), weight float [D] -> float [T, D]."""
-    return native.rms_norm(x, weight, eps)
+    return native.rms_norm(x, weight, eps, num_rows)
 
 
 def pack_linear(weight: Tensor) -> PackedLinear:
@@ -76,7 +74,13 @@ def pack_linear(weight: Tensor) -> PackedLinear:
     return PackedLinear(data, num_out, num_in, num_groups)
 
 
-def linear(x: Tensor, packed: PackedLinear, residual: Tensor | None = None, out_f32: bool = False) -> Tensor:
+def linear(
+    x: Tensor,
+    packed: PackedLinear,
+    residual: Tensor | None = None,
+    out_f32: bool = False,
+    num_rows: Tensor | None = None,
+) -> Tensor:
     """W x (+ residual) per row: x float [T, K] (rows may be strided), residual float [T, N] -> [T, N].
 
     The product is rounded once; the residual is added with a rounding of its own. out_f32 keeps bf16 products in f32
@@ -84,14 +88,14 @@ def linear(x: Tensor, packed: PackedLinear, residual: Tensor | None = None, out_
     """
     if x.is_cuda:
         _expect_inputs("linear", x, packed)
-    return native.linear(x, packed.data, packed.num_out, residual, out_f32)
+    return native.linear(x, packed.data, packed.num_out, residual, out_f32, num_rows)
 
 
-def linear_heads(x: Tensor, packed: PackedLinear) -> Tensor:
+def linear_heads(x: Tensor, packed: PackedLinear, num_rows: Tensor | None = None) -> Tensor:
     """One matrix per head: x float [T, G, K] (rows and heads may be strided) -> float [T, G, N]."""
     if x.is_cuda:
         _expect_inputs("linear_heads", x, packed)
-    return native.linear_heads(x, packed.data, packed.num_out)
+    return native.linear_heads(x, packed.data, packed.num_out, num_rows)
 
 
 def _expect_inputs(name: str, x: Tensor, packed: PackedLinear) -> None:
@@ -100,28 +104,28 @@ def _expect_inputs(name: str, x: Tensor, packed: PackedLinear) -> None:
         raise ValueError(f"{name}: packed: expected shape for K = {x.shape[-1]} inputs, got one for {packed.num_in}")
 
 
-def rope(x: Tensor, cos_sin: Tensor, position: Tensor) -> Tensor:
+def rope(x: Tensor, cos_sin: Tensor, position: Tensor, num_rows: Tensor | None = None) -> Tensor:
     """Rotate pairs (i, i + R/2) by the angle of the row's position.
 
     x float [T, H, R] (rows and heads may be strided), cos_sin f32 [P, R] (R/2 cosines, then R/2 sines),
     position i32 [T] -> float [T, H, R]. Raises ValueError for a position outside the table.
     """
-    return native.rope(x, cos_sin, position)
+    return native.rope(x, cos_sin, position, num_rows)
 
 
-def swiglu(gate_up: Tensor) -> Tensor:
+def swiglu(gate_up: Tensor, num_rows: Tensor | None = None) -> Tensor:
     """silu(gate) · up: float [T, 2I], I gates then I ups -> float [T, I]."""
-    return native.swiglu(gate_up)
+    return native.swiglu(gate_up, num_rows)
 
 
-def residual_add(x: Tensor, y: Tensor) -> Tensor:
+def residual_add(x: Tensor, y: Tensor, num_rows: Tensor | None = None) -> Tensor:
     """x + y, rounded: two float [T, D] -> float [T, D]."""
-    return native.residual_add(x, y)
+    return native.residual_add(x, y, num_rows)
 
 
-def argmax(logits: Tensor) -> Tensor:
+def argmax(logits: Tensor, num_rows: Tensor | None = None) -> Tensor:
     """Id of the largest logit, the lower id on ties, -1 for a row with a NaN: f32 [T, V] -> i64 [T]."""
-    return native.argmax(logits)
+    return native.argmax(logits, num_rows)
 
 
 def moe_route(
@@ -131,6 +135,7 @@ def moe_route(
     bias: Tensor | None = None,
     renormalize: bool = False,
     scaling_factor: float = 1.0,
+    num_rows: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The top_k experts of each row: logits f32 [T, E], bias f32 [E] -> (expert_id i32, weight f32), both [T, top_k].
 
@@ -141,7 +146,7 @@ def moe_route(
     code = _SCORINGS.get(scoring)
     if code is None:
         raise ValueError(f"moe_route: scoring: expected one of {list(_SCORINGS)}, got {scoring!r}")
-    return native.moe_route(logits, bias, top_k, code, renormalize, scaling_factor)
+    return native.moe_route(logits, bias, top_k, code, renormalize, scaling_factor, num_rows)
 
 
 def pack_experts(
@@ -170,7 +175,12 @@ def pack_experts(
 
 
 def moe_experts(
-    x: Tensor, experts: PackedExperts, expert_id: Tensor, weight: Tensor, residual: Tensor | None = None
+    x: Tensor,
+    experts: PackedExperts,
+    expert_id: Tensor,
+    weight: Tensor,
+    residual: Tensor | None = None,
+    num_rows: Tensor | None = None,
 ) -> Tensor:
     """Σ weight · expert(x) + shared(x) (+ residual): x, residual float [T, D] -> float [T, D].
 
@@ -179,17 +189,19 @@ def moe_experts(
     """
     gate_up, down, shared_gate_up, shared_down, width, shared_width = experts
     return native.moe_experts(
-        x, gate_up, down, shared_gate_up, shared_down, expert_id, weight, width, shared_width, residual
+        x, gate_up, down, shared_gate_up, shared_down, expert_id, weight, width, shared_width, residual, num_rows
     )
 
 
-def cache_append(cache: Tensor, latent: Tensor, k_rope: Tensor, stream: Tensor, slot: Tensor) -> None:
+def cache_append(
+    cache: Tensor, latent: Tensor, k_rope: Tensor, stream: Tensor, slot: Tensor, num_rows: Tensor | None = None
+) -> None:
     """cache[stream[t], slot[t]] = [latent[t], k_rope[t]] in place.
 
     cache float [S, P, C+R] of one layer, latent float [T, C], k_rope float [T, R], stream and slot i32 [T]. Raises
     ValueError for a stream or slot outside the cache, before anything is written.
     """
-    native.cache_append(cache, latent, k_rope, stream, slot)
+    native.cache_append(cache, latent, k_rope, stream, slot, num_rows)
 
 
 def cache_compact(cache: Tensor, prefix_len: Tensor, accepted_path: Tensor, num_accepted: Tensor) -> None:
@@ -212,89 +224,5 @@ def verify_attn(
     read. Raises ValueError for streams, nodes or slots outside their arrays and for invalid parents.
     """
     return native.verify_attn(
-        q_latent, q_rope, cache, rows.stream, rows.node, tree.parent, tree.depth, prefix_len, scale
+        q_latent, q_rope, cache, rows.stream, rows.node, tree.parent, tree.depth, prefix_len, scale, rows.num_rows
     )
-
-
-@native.fake
-def embed_fake(weight: Tensor, token: Tensor) -> Tensor:
-    return weight.new_empty((token.shape[0], weight.shape[1]))
-
-
-@native.fake
-def rms_norm_fake(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@native.fake
-def pack_linear_fake(weight: Tensor) -> Tensor:
-    G, N, K = weight.shape
-    num_blocks = (N + PACKED_OUTPUTS - 1) // PACKED_OUTPUTS
-    if weight.device.type == "cuda":
-        num_units = (K + PACKED_INPUTS - 1) // PACKED_INPUTS
-        return weight.new_empty((G, num_blocks, num_units, PACKED_OUTPUTS * PACKED_INPUTS))
-    return weight.new_empty((G, num_blocks, K, PACKED_OUTPUTS))
-
-
-@native.fake
-def linear_fake(x: Tensor, packed: Tensor, num_out: int, residual: Tensor | None, out_f32: bool) -> Tensor:
-    return x.new_empty((x.shape[0], num_out), dtype=torch.float32 if out_f32 else x.dtype)
-
-
-@native.fake
-def linear_heads_fake(x: Tensor, packed: Tensor, num_out: int) -> Tensor:
-    return x.new_empty((x.shape[0], x.shape[1], num_out))
-
-
-@native.fake
-def rope_fake(x: Tensor, cos_sin: Tensor, position: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@native.fake
-def swiglu_fake(gate_up: Tensor) -> Tensor:
-    return gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
-
-
-@native.fake
-def residual_add_fake(x: Tensor, y: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@native.fake
-def argmax_fake(logits: Tensor) -> Tensor:
-    return logits.new_empty((logits.shape[0],), dtype=torch.int64)
-
-
-@native.fake
-def moe_route_fake(
-    logits: Tensor, bias: Tensor | None, top_k: int, scoring: int, renormalize: bool, scaling_factor: float
-) -> tuple[Tensor, Tensor]:
-    shape = (logits.shape[0], top_k)
-    return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape)
-
-
-@native.fake
-def moe_experts_fake(
-    x: Tensor, gate_up: Tensor, down: Tensor, shared_gate_up: Tensor | None, shared_down: Tensor | None,
-    expert_id: Tensor, weight: Tensor, width: int, shared_width: int, residual: Tensor | None,
-) -> Tensor:  # fmt: skip
-    return x.new_empty(x.shape)
-
-
-@native.fake
-def cache_append_fake(cache: Tensor, latent: Tensor, k_rope: Tensor, stream: Tensor, slot: Tensor) -> None:
-    return None
-
-
-@native.fake
-def cache_compact_fake(cache: Tensor, prefix_len: Tensor, accepted_path: Tensor, num_accepted: Tensor) -> None:
-    return None
-
-
-@native.fake
-def verify_attn_fake(
-    q_latent: Tensor, q_rope: Tensor, cache: Tensor, stream: Tensor, node: Tensor, parent: Tensor, depth: Tensor,
-    prefix_len: Tensor, scale: float,
-) -> Tensor:  # fmt: skip
-    return q_latent.new_empty(q_latent.shape)

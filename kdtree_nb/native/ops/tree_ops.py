@@ -26,6 +26,8 @@ class Rows(NamedTuple):
     position: i32 [T]  in the text: prefix_len + depth
     slot:     i32 [T]  in the cache: prefix_len + node
     token:    i64 [T]
+    begin:    i32 [B]  the first row of each stream, or None
+    num_rows: i32 [1]  rows in use, the others hold -1 everywhere; or None where all T are
     """
 
     stream: Tensor
@@ -33,6 +35,8 @@ class Rows(NamedTuple):
     position: Tensor
     slot: Tensor
     token: Tensor
+    begin: Tensor | None = None
+    num_rows: Tensor | None = None
 
 
 def draft_topk(logits: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
@@ -76,18 +80,32 @@ def tree_rows(tree: DraftTree, prefix_len: Tensor) -> Rows:
 
     Raises ValueError for counts, depths or prefix lengths outside their ranges.
     """
-    return Rows._make(native.tree_rows(tree.token, tree.depth, tree.num_nodes, prefix_len))
+    return Rows(*native.tree_rows(tree.token, tree.depth, tree.num_nodes, prefix_len))
 
 
-def tree_accept(tree: DraftTree, target_token: Tensor, max_depth: int) -> tuple[Tensor, Tensor, Tensor]:
+def tree_rows_padded(tree: DraftTree, prefix_len: Tensor) -> Rows:
+    """`tree_rows` without waiting for the number of rows: always B * N rows, of which the first num_rows are in use.
+
+    Given that number, the operations of a forward pass do nothing for the rows behind, whose results are never read.
+    """
+    stream, node, position, slot, token, begin, num_rows = native.tree_rows_padded(
+        tree.token, tree.depth, tree.num_nodes, prefix_len
+    )
+    return Rows(stream, node, position, slot, token, begin, num_rows)
+
+
+def tree_accept(
+    tree: DraftTree, target_token: Tensor, max_depth: int, row_begin: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """From the root, follow the child whose token is the target's choice at the current node.
 
-    target_token i64 [B, N]: the target's next token at every node -> (accepted_path i32 [B, max_depth] node indices
-    without the root, padded with -1; num_accepted i32 [B]; next_token i64 [B], the first choice that has no child).
-    A stream with num_nodes 0 accepts nothing and has next_token -1. Raises ValueError for an invalid parent and for an
-    accepted path longer than max_depth.
+    target_token: the target's next token at every node, i64 [B, N]; or at every row, i64 [T], where row_begin i32 [B]
+    says which row each stream's root is -> (accepted_path i32 [B, max_depth] node indices without the root, padded
+    with -1; num_accepted i32 [B]; next_token i64 [B], the first choice that has no child). A stream with num_nodes 0
+    accepts nothing and has next_token -1. Raises ValueError for an invalid parent and for an accepted path longer than
+    max_depth.
     """
-    return native.tree_accept(tree.token, tree.parent, tree.num_nodes, target_token, max_depth)
+    return native.tree_accept(tree.token, tree.parent, tree.num_nodes, target_token, max_depth, row_begin)
 
 
 @native.fake
@@ -117,7 +135,17 @@ def tree_rows_fake(token: Tensor, depth: Tensor, num_nodes: Tensor, prefix_len: 
 
 
 @native.fake
-def tree_accept_fake(token: Tensor, parent: Tensor, num_nodes: Tensor, target_token: Tensor, max_depth: int):
+def tree_rows_padded_fake(token: Tensor, depth: Tensor, num_nodes: Tensor, prefix_len: Tensor):
+    num_rows = token.shape[0] * token.shape[1]
+    rows = (*(depth.new_empty((num_rows,)) for _ in range(4)), token.new_empty((num_rows,)))
+    return (*rows, depth.new_empty((token.shape[0],)), depth.new_empty((1,)))
+
+
+@native.fake
+def tree_accept_fake(
+    token: Tensor, parent: Tensor, num_nodes: Tensor, target_token: Tensor, max_depth: int,
+    row_begin: Tensor | None = None,
+):  # fmt: skip
     num_streams = token.shape[0]
     return (
         parent.new_empty((num_streams, max_depth)),

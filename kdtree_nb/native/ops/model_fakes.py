@@ -1,0 +1,109 @@
+"""Fake kernels of the model's operations: the shapes and types that FakeTensor needs to know."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kdtree_nb.native.ops.namespace import native
+
+PACKED_OUTPUTS = 16
+"""Neighbouring outputs that one vector of a packed weight holds."""
+
+PACKED_INPUTS = 32
+"""Neighbouring inputs that one block of a packed weight holds on a GPU."""
+
+
+@native.fake
+def embed_fake(weight: Tensor, token: Tensor, num_rows: Tensor | None = None) -> Tensor:
+    return weight.new_empty((token.shape[0], weight.shape[1]))
+
+
+@native.fake
+def rms_norm_fake(x: Tensor, weight: Tensor, eps: float, num_rows: Tensor | None = None) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@native.fake
+def pack_linear_fake(weight: Tensor) -> Tensor:
+    G, N, K = weight.shape
+    num_blocks = (N + PACKED_OUTPUTS - 1) // PACKED_OUTPUTS
+    if weight.device.type == "cuda":
+        num_units = (K + PACKED_INPUTS - 1) // PACKED_INPUTS
+        return weight.new_empty((G, num_blocks, num_units, PACKED_OUTPUTS * PACKED_INPUTS))
+    return weight.new_empty((G, num_blocks, K, PACKED_OUTPUTS))
+
+
+@native.fake
+def linear_fake(
+    x: Tensor, packed: Tensor, num_out: int, residual: Tensor | None, out_f32: bool, num_rows: Tensor | None = None
+) -> Tensor:
+    return x.new_empty((x.shape[0], num_out), dtype=torch.float32 if out_f32 else x.dtype)
+
+
+@native.fake
+def linear_heads_fake(x: Tensor, packed: Tensor, num_out: int, num_rows: Tensor | None = None) -> Tensor:
+    return x.new_empty((x.shape[0], x.shape[1], num_out))
+
+
+@native.fake
+def rope_fake(x: Tensor, cos_sin: Tensor, position: Tensor, num_rows: Tensor | None = None) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@native.fake
+def swiglu_fake(gate_up: Tensor, num_rows: Tensor | None = None) -> Tensor:
+    return gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
+
+
+@native.fake
+def residual_add_fake(x: Tensor, y: Tensor, num_rows: Tensor | None = None) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@native.fake
+def argmax_fake(logits: Tensor, num_rows: Tensor | None = None) -> Tensor:
+    return logits.new_empty((logits.shape[0],), dtype=torch.int64)
+
+
+@native.fake
+def moe_route_fake(
+    logits: Tensor,
+    bias: Tensor | None,
+    top_k: int,
+    scoring: int,
+    renormalize: bool,
+    scaling_factor: float,
+    num_rows: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    shape = (logits.shape[0], top_k)
+    return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape)
+
+
+@native.fake
+def moe_experts_fake(
+    x: Tensor, gate_up: Tensor, down: Tensor, shared_gate_up: Tensor | None, shared_down: Tensor | None,
+    expert_id: Tensor, weight: Tensor, width: int, shared_width: int, residual: Tensor | None,
+    num_rows: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    return x.new_empty(x.shape)
+
+
+@native.fake
+def cache_append_fake(
+    cache: Tensor, latent: Tensor, k_rope: Tensor, stream: Tensor, slot: Tensor, num_rows: Tensor | None = None
+) -> None:
+    return None
+
+
+@native.fake
+def cache_compact_fake(cache: Tensor, prefix_len: Tensor, accepted_path: Tensor, num_accepted: Tensor) -> None:
+    return None
+
+
+@native.fake
+def verify_attn_fake(
+    q_latent: Tensor, q_rope: Tensor, cache: Tensor, stream: Tensor, node: Tensor, parent: Tensor, depth: Tensor,
+    prefix_len: Tensor, scale: float, num_rows: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    return q_latent.new_empty(q_latent.shape)
