@@ -260,6 +260,32 @@ struct TreeAcceptArgs {      // follow the child whose token is the target's cho
 
 #ifdef __cplusplus
 
+// A verified step ends: each active stream emits the target's choices along its accepted path, the root's first, up to
+// one that ends the text or is the last that it may still emit. Those become text, prefix_len grows by their number, the
+// last of them is the next bonus token, and a stream that has ended is no longer active. A choice of -1 (the logits held a
+// NaN) and an active stream whose tree has no nodes (its candidates were refused) end the stream with a status. The record
+// says what the host must know; a stream that is not active emits nothing, so steps after the last one do no harm.
+enum RecordField : int32_t {
+  kRecordNodes = 0, kRecordAccepted = 1, kRecordEmitted = 2, kRecordStatus = 3, kRecordToken = 4
+};
+
+struct StepCommitArgs {
+  const int32_t* accepted_path;   // [S, L], see TreeAcceptArgs
+  const int32_t* num_accepted;    // [S]
+  const int32_t* num_nodes;       // [S]; may be the array `active`
+  const int64_t* target_token;    // [T]
+  const int32_t* row_begin;       // [S] the row of each stream's root
+  const uint8_t* is_stop;         // [V] 1 where a token ends the text
+  int32_t* prefix_len;            // [S] in and out, like the next four
+  int64_t* bonus;                 // [S]
+  int32_t* remaining;             // [S] tokens that may still be emitted
+  int32_t* active;                // [S] 1 or 0
+  int64_t* text;                  // [S, P] committed tokens; text[prefix_len] is the bonus token
+  int64_t* ring;                  // [R, kRecordToken + 1 + L, S]; record step % R is written, its unused tokens are -1
+  int64_t* step;                  // [1] steps so far; grows by one
+  int64_t num_streams, max_depth, num_rows, vocab_size, num_text_slots, ring_size;   // S L T V P R
+};
+
 int embed_cpu(const EmbedArgs&);
 int rms_norm_cpu(const RmsNormArgs&);
 int pack_linear_cpu(const PackLinearArgs&);
@@ -277,6 +303,7 @@ int draft_topk_cpu(const DraftTopkArgs&);
 int tree_build_cpu(const TreeBuildArgs&);
 int tree_rows_cpu(const TreeRowsArgs&);
 int tree_accept_cpu(const TreeAcceptArgs&);
+int step_commit_cpu(const StepCommitArgs&);
 
 int embed_cuda(const EmbedArgs&, void* stream);
 int rms_norm_cuda(const RmsNormArgs&, void* stream);
@@ -295,6 +322,7 @@ int draft_topk_cuda(const DraftTopkArgs&, void* stream);
 int tree_build_cuda(const TreeBuildArgs&, void* stream);
 int tree_rows_cuda(const TreeRowsArgs&, void* stream);
 int tree_accept_cuda(const TreeAcceptArgs&, void* stream);
+int step_commit_cuda(const StepCommitArgs&, void* stream);
 int64_t moe_experts_cuda_workspace_bytes(const MoeExpertsArgs&);
 int64_t verify_attn_cuda_workspace_bytes(const VerifyAttnArgs&);
 int64_t draft_topk_cuda_workspace_bytes(const DraftTopkArgs&);

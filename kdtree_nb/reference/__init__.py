@@ -18,6 +18,7 @@ from kdtree_nb.reference.precision import Precision, exact, round_bf16
 from kdtree_nb.reference.residual_add import residual_add
 from kdtree_nb.reference.rms_norm import rms_norm
 from kdtree_nb.reference.rope import rope, rope_table
+from kdtree_nb.reference.step_commit import Streams, step_commit
 from kdtree_nb.reference.swiglu import swiglu
 from kdtree_nb.reference.tree import Tree, chain_trees, path, visibility
 from kdtree_nb.reference.tree_accept import tree_accept
@@ -36,6 +37,7 @@ __all__ = [
     "Precision",
     "ReferenceModel",
     "Rows",
+    "Streams",
     "Tree",
     "Weights",
     "all_prefixes",
@@ -61,6 +63,7 @@ __all__ = [
     "rope",
     "rope_table",
     "round_bf16",
+    "step_commit",
     "swiglu",
     "tree_accept",
     "tree_brute",

@@ -46,6 +46,7 @@ KDTREE_RECORDED(verify_attn_cpu, VerifyAttnArgs)
 KDTREE_RECORDED(draft_topk_cpu, DraftTopkArgs)
 KDTREE_RECORDED(tree_rows_cpu, TreeRowsArgs)
 KDTREE_RECORDED(tree_accept_cpu, TreeAcceptArgs)
+KDTREE_RECORDED(step_commit_cpu, StepCommitArgs)
 #undef KDTREE_RECORDED
 
 }  // namespace kdtree::bind

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include "../tree_walk.h"
 #include "checks.h"
@@ -210,6 +211,41 @@ Tensors3 tree_accept(const Tensor& token, const Tensor& parent, const Tensor& nu
   return {accepted_path, num_accepted, next_token};
 }
 
+void step_commit(const Tensor& accepted_path, const Tensor& num_accepted, const Tensor& num_nodes,
+                 const Tensor& target_token, const Tensor& row_begin, const Tensor& is_stop, const Tensor& prefix_len,
+                 const Tensor& bonus, const Tensor& remaining, const Tensor& active, const Tensor& text,
+                 const Tensor& ring, const Tensor& step) {
+  const char* op = "step_commit";
+  expect_array(op, "accepted_path", accepted_path, at::kInt, {-1, -1}, "[S, L]");
+  const int64_t num_streams = accepted_path.size(0), max_depth = accepted_path.size(1);
+  for (const auto& [name, values] : {std::pair{"num_accepted", &num_accepted}, {"num_nodes", &num_nodes},
+                                     {"row_begin", &row_begin}, {"prefix_len", &prefix_len}, {"remaining", &remaining},
+                                     {"active", &active}})
+    expect_array(op, name, *values, at::kInt, {num_streams}, "[S]");
+  expect_array(op, "target_token", target_token, at::kLong, {-1}, "[T]");
+  expect_array(op, "is_stop", is_stop, at::kBool, {-1}, "[V]");
+  expect_array(op, "bonus", bonus, at::kLong, {num_streams}, "[S]");
+  expect_array(op, "text", text, at::kLong, {num_streams, -1}, "[S, P]");
+  expect_array(op, "ring", ring, at::kLong, {-1, kRecordToken + 1 + max_depth, num_streams}, "[R, 4 + 1 + L, S]");
+  expect_at_least(op, "ring size R", ring.size(0), 1);
+  expect_array(op, "step", step, at::kLong, {1}, "[1]");
+  const StepCommitArgs args{accepted_path.const_data_ptr<int32_t>(), num_accepted.const_data_ptr<int32_t>(),
+                            num_nodes.const_data_ptr<int32_t>(), target_token.const_data_ptr<int64_t>(),
+                            row_begin.const_data_ptr<int32_t>(),
+                            reinterpret_cast<const uint8_t*>(is_stop.const_data_ptr<bool>()),
+                            prefix_len.mutable_data_ptr<int32_t>(), bonus.mutable_data_ptr<int64_t>(),
+                            remaining.mutable_data_ptr<int32_t>(), active.mutable_data_ptr<int32_t>(),
+                            text.mutable_data_ptr<int64_t>(), ring.mutable_data_ptr<int64_t>(),
+                            step.mutable_data_ptr<int64_t>(), num_streams, max_depth, target_token.size(0),
+                            is_stop.size(0), text.size(1), ring.size(0)};
+  KDTREE_CHECK(*args.step >= 0, op, ": step: expected at least 0, got ", *args.step);
+  const int status = bind::step_commit_cpu(args);
+  KDTREE_CHECK(status != kOutOfRange, op,
+               ": expected accepted nodes below num_nodes, rows and tokens inside their arrays, room in the text, and "
+               "active streams that may still emit, got others");
+  expect_ok(op, status);
+}
+
 }  // namespace
 
 KDTREE_LIBRARY_IMPL(KDTREE_NS, CPU, m) {
@@ -218,6 +254,7 @@ KDTREE_LIBRARY_IMPL(KDTREE_NS, CPU, m) {
   m.impl("tree_rows", &tree_rows);
   m.impl("tree_rows_padded", &tree_rows_padded);
   m.impl("tree_accept", &tree_accept);
+  m.impl("step_commit", &step_commit);
 }
 
 }  // namespace kdtree::bind

@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include "../tree_walk.h"
 #include "cuda_call.h"
@@ -154,6 +155,37 @@ Tensors3 tree_accept(const Tensor& token, const Tensor& parent, const Tensor& nu
   return {accepted_path, num_accepted, next_token};
 }
 
+void step_commit(const Tensor& accepted_path, const Tensor& num_accepted, const Tensor& num_nodes,
+                 const Tensor& target_token, const Tensor& row_begin, const Tensor& is_stop, const Tensor& prefix_len,
+                 const Tensor& bonus, const Tensor& remaining, const Tensor& active, const Tensor& text,
+                 const Tensor& ring, const Tensor& step) {
+  const char* op = "step_commit";
+  const CudaCall call(op, "accepted_path", accepted_path);
+  call.expect("accepted_path", accepted_path, at::kInt, {-1, -1}, "[S, L]");
+  const int64_t num_streams = accepted_path.size(0), max_depth = accepted_path.size(1);
+  for (const auto& [name, values] : {std::pair{"num_accepted", &num_accepted}, {"num_nodes", &num_nodes},
+                                     {"row_begin", &row_begin}, {"prefix_len", &prefix_len}, {"remaining", &remaining},
+                                     {"active", &active}})
+    call.expect(name, *values, at::kInt, {num_streams}, "[S]");
+  call.expect("target_token", target_token, at::kLong, {-1}, "[T]");
+  call.expect("is_stop", is_stop, at::kBool, {-1}, "[V]");
+  call.expect("bonus", bonus, at::kLong, {num_streams}, "[S]");
+  call.expect("text", text, at::kLong, {num_streams, -1}, "[S, P]");
+  call.expect("ring", ring, at::kLong, {-1, kRecordToken + 1 + max_depth, num_streams}, "[R, 4 + 1 + L, S]");
+  expect_at_least(op, "ring size R", ring.size(0), 1);
+  call.expect("step", step, at::kLong, {1}, "[1]");
+  const StepCommitArgs args{accepted_path.const_data_ptr<int32_t>(), num_accepted.const_data_ptr<int32_t>(),
+                            num_nodes.const_data_ptr<int32_t>(), target_token.const_data_ptr<int64_t>(),
+                            row_begin.const_data_ptr<int32_t>(),
+                            reinterpret_cast<const uint8_t*>(is_stop.const_data_ptr<bool>()),
+                            prefix_len.mutable_data_ptr<int32_t>(), bonus.mutable_data_ptr<int64_t>(),
+                            remaining.mutable_data_ptr<int32_t>(), active.mutable_data_ptr<int32_t>(),
+                            text.mutable_data_ptr<int64_t>(), ring.mutable_data_ptr<int64_t>(),
+                            step.mutable_data_ptr<int64_t>(), num_streams, max_depth, target_token.size(0),
+                            is_stop.size(0), text.size(1), ring.size(0)};
+  call.check(step_commit_cuda(args, call.stream()));
+}
+
 }  // namespace
 
 KDTREE_LIBRARY_IMPL(KDTREE_NS, CUDA, m) {
@@ -162,6 +194,7 @@ KDTREE_LIBRARY_IMPL(KDTREE_NS, CUDA, m) {
   m.impl("tree_rows", &tree_rows);
   m.impl("tree_rows_padded", &tree_rows_padded);
   m.impl("tree_accept", &tree_accept);
+  m.impl("step_commit", &step_commit);
 }
 
 }  // namespace kdtree::bind

@@ -37,4 +37,7 @@ KDTREE_LIBRARY(KDTREE_NS, m) {
   m.def("tree_accept(Tensor token, Tensor parent, Tensor num_nodes, Tensor target_token, int max_depth, "
         "Tensor? row_begin=None) -> "
         "(Tensor accepted_path, Tensor num_accepted, Tensor next_token)");
+  m.def("step_commit(Tensor accepted_path, Tensor num_accepted, Tensor num_nodes, Tensor target_token, "
+        "Tensor row_begin, Tensor is_stop, Tensor(a!) prefix_len, Tensor(b!) bonus, Tensor(c!) remaining, "
+        "Tensor(d!) active, Tensor(e!) text, Tensor(f!) ring, Tensor(g!) step) -> ()");
 }

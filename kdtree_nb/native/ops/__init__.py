@@ -20,12 +20,16 @@ from kdtree_nb.native.ops.model_ops import (
     swiglu,
     verify_attn,
 )
+from kdtree_nb.native.ops.stream_ops import RECORD_FIELDS, StepRing, StreamState, step_commit
 from kdtree_nb.native.ops.tree_ops import Rows, draft_topk, tree_accept, tree_build, tree_rows, tree_rows_padded
 
 __all__ = [
     "PackedExperts",
     "PackedLinear",
+    "RECORD_FIELDS",
     "Rows",
+    "StepRing",
+    "StreamState",
     "argmax",
     "cache_append",
     "cache_compact",
@@ -40,6 +44,7 @@ __all__ = [
     "residual_add",
     "rms_norm",
     "rope",
+    "step_commit",
     "swiglu",
     "tree_accept",
     "tree_build",
