@@ -28,6 +28,11 @@ enum Status : int32_t {
   kCudaError = 6,          // a launch or runtime call failed; cudaGetLastError says why
 };
 
+// What a record of step_commit holds per stream in front of its tokens.
+enum RecordField : int32_t {
+  kRecordNodes = 0, kRecordAccepted = 1, kRecordEmitted = 2, kRecordStatus = 3, kRecordToken = 4
+};
+
 #else  // C: fields of an enum are plain numbers; kdtree.h names the values
 #define Dtype int32_t
 #define Scoring int32_t
@@ -258,17 +263,11 @@ struct TreeAcceptArgs {      // follow the child whose token is the target's cho
   const int32_t* row_begin;       // [B] or nullptr. If given, target_token is [T] and node n is row row_begin[b] + n
 };
 
-#ifdef __cplusplus
-
 // A verified step ends: each active stream emits the target's choices along its accepted path, the root's first, up to
 // one that ends the text or is the last that it may still emit. Those become text, prefix_len grows by their number, the
 // last of them is the next bonus token, and a stream that has ended is no longer active. A choice of -1 (the logits held a
 // NaN) and an active stream whose tree has no nodes (its candidates were refused) end the stream with a status. The record
 // says what the host must know; a stream that is not active emits nothing, so steps after the last one do no harm.
-enum RecordField : int32_t {
-  kRecordNodes = 0, kRecordAccepted = 1, kRecordEmitted = 2, kRecordStatus = 3, kRecordToken = 4
-};
-
 struct StepCommitArgs {
   const int32_t* accepted_path;   // [S, L], see TreeAcceptArgs
   const int32_t* num_accepted;    // [S]
@@ -285,6 +284,8 @@ struct StepCommitArgs {
   int64_t* step;                  // [1] steps so far; grows by one
   int64_t num_streams, max_depth, num_rows, vocab_size, num_text_slots, ring_size;   // S L T V P R
 };
+
+#ifdef __cplusplus
 
 int embed_cpu(const EmbedArgs&);
 int rms_norm_cpu(const RmsNormArgs&);
