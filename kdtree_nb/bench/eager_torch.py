@@ -45,24 +45,24 @@ class EagerModel:
 
     def __init__(
         self, config: ModelConfig, weights: Mapping[str, np.ndarray], num_slots: int,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu",
     ) -> None:  # fmt: skip
         """weights: float32 arrays by the names of DeepSeek checkpoints. num_slots: P, room for prompt and output."""
-        self.config, self.dtype, self.length = config, dtype, 0
+        self.config, self.dtype, self.device, self.length = config, dtype, torch.device(device), 0
         self._weights = weights
         self.embedding, self.norm, self.head = (
             self._take(name) for name in ("model.embed_tokens", "model.norm", "lm_head")
         )
         num_layers = config.num_hidden_layers
         self.layers = [(self._attention(i), self._feed_forward(i)) for i in range(num_layers)]
-        self.cache = torch.zeros(num_layers, num_slots, config.latent_dim, dtype=dtype)
+        self.cache = torch.zeros(num_layers, num_slots, config.latent_dim, dtype=dtype, device=device)
         half = config.qk_rope_head_dim // 2
         frequency = config.rope_theta ** (-np.arange(half, dtype=np.float64) / half)
         angle = torch.from_numpy(np.arange(num_slots)[:, None] * frequency)
-        self.rotation = torch.polar(torch.ones_like(angle), angle).to(torch.complex64)
+        self.rotation = torch.polar(torch.ones_like(angle), angle).to(device, torch.complex64)
 
     def _take(self, name: str) -> Tensor:
-        return torch.from_numpy(np.array(self._weights[f"{name}.weight"])).to(self.dtype)
+        return torch.from_numpy(np.array(self._weights[f"{name}.weight"])).to(self.device, self.dtype)
 
     def _attention(self, layer: int) -> _Attention:
         c, name = self.config, f"model.layers.{layer}.self_attn."

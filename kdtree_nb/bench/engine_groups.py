@@ -19,6 +19,7 @@ from kdtree_nb.config import ModelConfig
 from kdtree_nb.drafters import Drafter, NGram
 from kdtree_nb.goldens import load_goldens
 from kdtree_nb.kdtr import open_kdtr
+from kdtree_nb.model import Model
 from kdtree_nb.model.checkpoint import DATA_DIR
 from kdtree_nb.speculate import Engine, Generation, StepRecord
 
@@ -31,9 +32,14 @@ NUM_SLOTS = 1024
 
 def ngram_ddtree(effort: Effort) -> list[Measurement]:
     """NGram DDTree against AR on repetitive real text, whole calls with prefill: all prompts, then each by itself."""
-    engine = Engine(setting.model("tiny"), drafter=NGram(), budget=BUDGET)
+    return ngram_runs(effort, setting.model("tiny"))
+
+
+def ngram_runs(effort: Effort, model: Model, **params: Any) -> list[Measurement]:
+    """The measurements of `ngram_ddtree` with the model tiny on some device in some dtype, which `params` name."""
+    engine = Engine(model, drafter=NGram(), budget=BUDGET)
     runs = {"AR": engine.generate_ar, "DDTree": engine.generate_ddtree}
-    params = {"model": "tiny", "budget": BUDGET, "num_tokens": effort.num_tokens}
+    params = {"model": "tiny", "budget": BUDGET, "num_tokens": effort.num_tokens} | params
     single = []
     for name, prompt in setting.prompts("repetitive").items():
         single += _one_prompt("ngram_ddtree_prompt", runs, prompt, effort, {"prompt": name, **params})
@@ -65,14 +71,13 @@ def ar_step(effort: Effort) -> list[Measurement]:
     """One token of tiny in FP32: numpy reference, eager torch, engine; then eager torch and engine in BF16."""
     golden = load_goldens("tiny")[0]
     num_steps = effort.num_tokens // 2
-    file = open_kdtr(DATA_DIR / "tiny.kdtr")
-    weights, config = {n: file.float32(n) for n in file.names}, ModelConfig.from_dict(file.metadata["config"])
+    config, weights = tiny_weights()
     results = []
     for dtype, group in ((torch.float32, "ar_step"), (torch.bfloat16, "ar_step_bf16")):
         texts: dict[str, list[int]] = {}
         contenders = {
-            "eager torch": _eager_steps(EagerModel(config, weights, NUM_SLOTS, dtype), golden.prompt, num_steps, texts),
-            "native": _engine_steps(Engine(setting.model("tiny", dtype=dtype)), golden.prompt, num_steps, texts),
+            "eager torch": eager_steps(EagerModel(config, weights, NUM_SLOTS, dtype), golden.prompt, num_steps, texts),
+            "native": engine_steps(Engine(setting.model("tiny", dtype=dtype)), golden.prompt, num_steps, texts),
         }
         if dtype == torch.float32:  # the reference's bf16 mode emulates rounding and is no peer for speed
             numpy_model = reference.ReferenceModel(config, weights, "float32")
@@ -82,6 +87,12 @@ def ar_step(effort: Effort) -> list[Measurement]:
         if dtype == torch.float32:  # in BF16 eager torch rounds elsewhere, so that its text may differ
             require(all(text == golden.tokens[:num_steps] for text in texts.values()), group, "the golden tokens")
     return results
+
+
+def tiny_weights() -> tuple[ModelConfig, dict[str, np.ndarray]]:
+    """Configuration and float32 arrays of tiny, for models that are not ours."""
+    file = open_kdtr(DATA_DIR / "tiny.kdtr")
+    return ModelConfig.from_dict(file.metadata["config"]), {name: file.float32(name) for name in file.names}
 
 
 def _numpy_steps(
@@ -101,22 +112,23 @@ def _numpy_steps(
     return lambda: clock(decode) / num_steps
 
 
-def _eager_steps(
-    model: EagerModel, prompt: list[int], num_steps: int, texts: dict[str, list[int]]
+def eager_steps(
+    model: EagerModel, prompt: list[int], num_steps: int, texts: dict[str, list[int]], name: str = "eager torch"
 ) -> Callable[[], float]:
+    """Seconds per token of greedy decoding; the tokens go to texts[name]."""
     model.prefill(prompt)
 
     def decode() -> None:
         model.length = len(prompt) - 1
-        texts["eager torch"] = model.decode(prompt[-1], num_steps)
+        texts[name] = model.decode(prompt[-1], num_steps)
 
     return lambda: clock(decode) / num_steps
 
 
-def _engine_steps(
-    engine: Engine, prompt: list[int], num_steps: int, texts: dict[str, list[int]]
+def engine_steps(
+    engine: Engine, prompt: list[int], num_steps: int, texts: dict[str, list[int]], name: str = "native"
 ) -> Callable[[], float]:
-    """Wall time between the ends of the first and the last step of a generation, per step."""
+    """Wall time between the ends of the first and the last step of a generation, per step; tokens to texts[name]."""
 
     def sample() -> float:
         ends: list[float] = []
@@ -125,7 +137,7 @@ def _engine_steps(
             ends.append(time.perf_counter())
 
         run = engine.generate_ar(prompt, num_steps + 1, stop_token_ids=(), on_step=stamp)
-        texts["native"] = run.tokens[:num_steps]
+        texts[name] = run.tokens[:num_steps]
         return (ends[-1] - ends[0]) / (len(ends) - 1)
 
     return sample
@@ -133,7 +145,7 @@ def _engine_steps(
 
 def ar_steps(name: str, dtype: torch.dtype, num_steps: int) -> Callable[[], float]:
     """Samples the seconds of an AR step of the engine on a golden prompt of the model."""
-    return _engine_steps(Engine(setting.model(name, dtype=dtype)), load_goldens(name)[0].prompt, num_steps, {})
+    return engine_steps(Engine(setting.model(name, dtype=dtype)), load_goldens(name)[0].prompt, num_steps, {})
 
 
 def _one_prompt(

@@ -9,7 +9,7 @@ import torch
 
 from kdtree_nb.bench import setting
 from kdtree_nb.bench.engine_groups import ar_steps
-from kdtree_nb.bench.runner import Effort, Measurement, compete, per_call
+from kdtree_nb.bench.runner import Effort, Measurement, compete, per_call, rate
 from kdtree_nb.model import Model
 from kdtree_nb.native import ops
 
@@ -31,7 +31,7 @@ def bandwidth(effort: Effort) -> list[Measurement]:
     }
     moved = {"copy": 2 * COPY_BYTES, "read": small.numel() * 4, "AR step": weights}
     measured = compete("bandwidth", contenders, effort.num_rounds)
-    return [_rate(m, moved[m.name.partition("/")[2]], "byte/s", "bytes") for m in measured]
+    return [rate(m, moved[m.name.partition("/")[2]], "byte/s", "bytes") for m in measured]
 
 
 def matmul(effort: Effort) -> list[Measurement]:
@@ -42,12 +42,8 @@ def matmul(effort: Effort) -> list[Measurement]:
         name = str(dtype).removeprefix("torch.")
         contenders = {"torch": per_call(lambda a=a, b=b: torch.mm(a, b))}
         measured = compete("matmul", contenders, effort.num_rounds, {"dtype": name, "dim": MATMUL_DIM})
-        results += [_rate(m, 2 * MATMUL_DIM**3, "flop/s", "flops") for m in measured]
+        results += [rate(m, 2 * MATMUL_DIM**3, "flop/s", "flops") for m in measured]
     return results
-
-
-def _rate(measured: Measurement, amount: int, unit: str, noun: str) -> Measurement:
-    return Measurement(measured.name, [amount / s for s in measured.samples], {**measured.params, noun: amount}, unit)
 
 
 def ar_weight_bytes(model: Model) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import os
@@ -15,26 +16,36 @@ from typing import Any
 import numpy as np
 import torch
 
-from kdtree_nb.bench.runner import Measurement
+from kdtree_nb.bench.runner import Failure, Measurement
 from kdtree_nb.kdtr import write_atomically
-from kdtree_nb.native import toolchain
+from kdtree_nb.native import cuda_toolchain, toolchain
 from kdtree_nb.viz.theme import device_label
 
 _ROOT = Path(__file__).resolve().parents[2]
 _MEASURED = ("kdtree_nb", "kernels", "data/tiny.kdtr", "data/prompts.json")
+COMMIT_VARIABLE = "KDTREE_COMMIT"
+"""Names the commit where the sources lie without their git folder."""
+
+_GPU_FIELDS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "memory.total")
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-def make_record(measurements: Sequence[Measurement], command: str) -> dict[str, Any]:
+def make_record(
+    measurements: Sequence[Measurement], command: str, device: str = "cpu", failures: Sequence[Failure] = ()
+) -> dict[str, Any]:
     """The JSON fields that `viz.load_record` reads. command: as typed, without what names this machine."""
     set_here = [f"{name}={os.environ[name]} " for name in _THREAD_VARIABLES if name in os.environ]
+    of_gpu = {"gpu": gpu_state()} if device == "cuda" else {}
     return {
-        "device": device_label(),
+        "device": device_label(device),
+        "device_kind": device,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit(),
-        "versions": versions(),
+        "versions": versions(device),
+        **of_gpu,
         "threads": torch.get_num_threads(),
         "command": "".join(set_here) + command,
+        "failed": [dataclasses.asdict(failure) for failure in failures],
         "results": [m.to_dict() for m in measurements],
     }
 
@@ -56,24 +67,40 @@ def slug(device: str) -> str:
     return "-".join(re.findall(r"[a-z0-9.]+", device.lower()))
 
 
-def versions() -> dict[str, str]:
+def versions(device: str = "cpu") -> dict[str, str]:
     """Versions of what the times depend on."""
     compiler = toolchain.compiler_version(toolchain.find_compiler())
-    return {
+    found = {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "compiler": compiler,
     }
+    if device == "cuda":
+        nvcc = cuda_toolchain.nvcc_version(cuda_toolchain.find_nvcc())[1]
+        found |= {"CUDA": str(torch.version.cuda), "nvcc": nvcc}
+    return found
+
+
+def gpu_state() -> dict[str, Any]:
+    """What the driver says of the first GPU; empty where nvidia-smi does not answer."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader", "--id=0"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    values = done.stdout.strip().split(", ")
+    return dict(zip(_GPU_FIELDS, values, strict=False))
 
 
 def commit() -> str:
-    """Hash of the checked-out commit, with `-dirty` if what is measured differs from it; "unknown" without git."""
+    """Hash of the checked-out commit, with `-dirty` if what is measured differs from it; without git, KDTREE_COMMIT,
+    where it is set, else "unknown"."""
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
         changed = _git("status", "--porcelain", "--", *_MEASURED)
     except (OSError, subprocess.SubprocessError):
-        return "unknown"
+        return os.environ.get(COMMIT_VARIABLE) or "unknown"
     return f"{head}-dirty" if changed else head
 
 

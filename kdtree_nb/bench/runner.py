@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,15 +27,27 @@ class BenchmarkError(KdtreeError):
 
 @dataclasses.dataclass(frozen=True)
 class Effort:
-    """How much work a run may do. num_rounds: samples per contender; num_tokens: length of a generation."""
+    """How much work a run may do.
+
+    num_rounds: samples per contender
+    num_tokens: length of a generation
+    every:      of a list of sizes, every how manieth is measured
+    num_cases:  random cases where something is counted
+    """
 
     num_rounds: int = 15
     num_tokens: int = 256
+    every: int = 1
+    num_cases: int = 1200
+
+    def some(self, sizes: Sequence[Any]) -> Sequence[Any]:
+        """Those of `sizes` that are measured; the first is one of them."""
+        return sizes[:: self.every]
 
     @classmethod
     def quick(cls) -> Effort:
         """Enough to see that everything runs, in seconds; too little to publish."""
-        return cls(num_rounds=3, num_tokens=32)
+        return cls(num_rounds=3, num_tokens=32, every=4, num_cases=40)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +59,11 @@ class Measurement:
     params: Mapping[str, Any]
     unit: str = "s"
 
+    @property
+    def median(self) -> float:
+        """Median of the raw samples, in `unit`."""
+        return statistics.median(self.samples)
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, as a record holds it."""
         return {
@@ -54,6 +72,11 @@ class Measurement:
 
 
 Group = Callable[[Effort], list[Measurement]]
+
+
+def rate(measured: Measurement, amount: int, unit: str, noun: str) -> Measurement:
+    """Seconds turned into `amount` of `noun` per second."""
+    return Measurement(measured.name, [amount / s for s in measured.samples], {**measured.params, noun: amount}, unit)
 
 
 def per_call(function: Callable[[], object]) -> Sample:
@@ -96,14 +119,35 @@ def compete(
     return [Measurement(f"{group}/{name}", taken, params or {}) for name, taken in samples.items()]
 
 
-def run_groups(groups: Mapping[str, Group], effort: Effort, show_progress: bool = True) -> list[Measurement]:
-    """Run the groups one after the other, in inference mode. Raises BenchmarkError when contenders disagree."""
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A group that gave no measurements, and why."""
+
+    group: str
+    reason: str
+
+
+def run_groups(
+    groups: Mapping[str, Group], effort: Effort, show_progress: bool = True, failures: list[Failure] | None = None,
+    after_group: Callable[[list[Measurement]], object] = lambda results: None,
+) -> list[Measurement]:  # fmt: skip
+    """Run the groups one after the other, in inference mode. Raises BenchmarkError when contenders disagree.
+
+    With a list of `failures` a group that raises is added to it, with the reason, and the next one runs. after_group is
+    called with all measurements so far, to keep them should a later group not return.
+    """
     results: list[Measurement] = []
     progress = tqdm(groups.items(), desc="bench", unit="group", disable=not show_progress)
     for name, group in progress:
         progress.set_postfix_str(name)
-        with torch.inference_mode():
-            results += group(effort)
+        try:
+            with torch.inference_mode():
+                results += group(effort)
+        except Exception as error:
+            if failures is None:
+                raise
+            failures.append(Failure(name, f"{type(error).__name__}: {error}"))
+        after_group(results)
     return results
 
 

@@ -4,83 +4,126 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kdtree_nb.bench import Measurement
+    from kdtree_nb.bench import Failure, Measurement
+    from kdtree_nb.bench.runner import Group
 
 HELP = "measure this machine and record raw samples in data/benchmarks/"
 EPILOG = """A quick or partial run writes a record only where --out says so.
-OMP_NUM_THREADS and OPENBLAS_NUM_THREADS set the number of threads."""
+OMP_NUM_THREADS and OPENBLAS_NUM_THREADS set the number of threads. KDTREE_COMMIT names the commit where there is no git
+folder. The record is written even if a group fails; then the status is 1."""
+
+_WORK = ("bytes", "flops", "floor_s")
+"""Params that are not printed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what to measure (default: cpu)")
     parser.add_argument("--quick", action="store_true", help="few and short samples: to see that everything runs")
     parser.add_argument("--group", action="append", metavar="NAME", help="only this group (may be repeated)")
     parser.add_argument("--list", action="store_true", help="list the groups and exit")
     parser.add_argument("--out", type=Path, help="record to write: .json file, or folder (default: data/benchmarks)")
     parser.add_argument("--check", action="store_true", help="exit with status 1 if a target is missed")
+    parser.add_argument("--judge", type=Path, metavar="RECORD", help="a table of what a record reaches, and exit")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, write the record, print the medians and what the targets came to."""
+    """Measure, write the record, print the medians and what the targets came to. Status 1 if a group failed."""
     from kdtree_nb import bench
-    from kdtree_nb.viz.records import BENCHMARKS
+    from kdtree_nb.viz.records import BENCHMARKS, load_record
 
-    if args.list:
-        for name, group in bench.GROUPS.items():
-            print(f"{name:16}{' '.join((group.__doc__ or '').split()).partition('. ')[0].rstrip('.')}")
+    if args.judge:
+        record = load_record(args.judge)
+        print(bench.markdown_table(bench.judge(bench.targets_of(record.device_kind), record.results)), end="")
         return 0
-    unknown = sorted(set(args.group or ()) - set(bench.GROUPS))
+    groups = bench.GROUPS if args.device == "cpu" else bench.cuda_groups(bench.Lab(args.device))
+    if args.list:
+        for name, group in groups.items():
+            print(f"{name:18}{' '.join((group.__doc__ or '').split()).partition('. ')[0].rstrip('.')}")
+        return 0
+    unknown = sorted(set(args.group or ()) - set(groups))
     if unknown:
-        raise ValueError(f"--group: expected names of {', '.join(bench.GROUPS)}, got {', '.join(unknown)}")
-    groups = {name: group for name, group in bench.GROUPS.items() if not args.group or name in args.group}
-    measurements = bench.run_groups(groups, bench.Effort.quick() if args.quick else bench.Effort())
+        raise ValueError(f"--group: expected names of {', '.join(groups)}, got {', '.join(unknown)}")
+    chosen = {name: group for name, group in groups.items() if not args.group or name in args.group}
     target = args.out or (None if args.quick or args.group else BENCHMARKS)
+    measurements, failures = measure(args, chosen, target)
     print_table(measurements)
-    missed = print_targets(measurements)
-    if target:
-        record = bench.make_record(measurements, command(args))
-        print(f"record: {bench.write_record(record, target)}")
-    return int(args.check and missed)
+    missed = print_targets(measurements, args.device)
+    for failure in failures:
+        print(f"FAILED  {failure.group}: {failure.reason}")
+    return int(bool(failures) or args.check and missed)
+
+
+def measure(
+    args: argparse.Namespace, groups: Mapping[str, Group], target: Path | None
+) -> tuple[list[Measurement], list[Failure]]:
+    """Run the groups; the record is written after each, so that what was measured is kept whatever comes later."""
+    import torch
+
+    from kdtree_nb import bench
+    from kdtree_nb.native import require
+
+    if args.device == "cuda":
+        require(torch.device(args.device))
+    failures: list[Failure] = []
+    path = None
+
+    def keep(measurements: list[Measurement]) -> None:
+        nonlocal path
+        if target:
+            record = bench.make_record(measurements, command(args), args.device, failures)
+            path = bench.write_record(record, target)
+        if args.device == "cuda":
+            torch.cuda.empty_cache()
+
+    effort = bench.Effort.quick() if args.quick else bench.Effort()
+    measurements = bench.run_groups(groups, effort, failures=failures, after_group=keep)
+    if path:
+        print(f"record: {path}")
+    return measurements, failures
 
 
 def command(args: argparse.Namespace) -> str:
     """The command as typed, without the place of the record."""
-    words = ["kdtree-nb", "bench", *(["--quick"] if args.quick else [])]
+    words = ["kdtree-nb", "bench", *(["--device", args.device] if args.device != "cpu" else [])]
+    words += ["--quick"] if args.quick else []
     return shlex.join(words + [word for name in args.group or () for word in ("--group", name)])
 
 
 def print_table(measurements: Sequence[Measurement]) -> None:
-    """One line per measurement: name, params, median and, for times, the ratio to the first contender of its group."""
+    """One line per measurement: name, params, median and, for times, the ratio to the first contender of its group, and
+    to the floor where there is one."""
     first: dict[tuple[str, str], float] = {}
     for m in measurements:
         group, _, contender = m.name.partition("/")
-        params = " ".join(f"{name}={value}" for name, value in m.params.items())
-        median = statistics.median(m.samples)
-        ratio = first.setdefault((group, params), median) / median
+        params = " ".join(f"{name}={value}" for name, value in m.params.items() if name not in _WORK)
+        ratio = first.setdefault((group, params), m.median) / m.median
         faster = f"{ratio:8.2f}x" if m.unit == "s" and ratio != 1 else " " * 9
-        print(f"{group:20} {contender:20} {_quantity(median, m.unit):>14} {faster}  {params}")
+        floor = f" {m.median / m.params['floor_s']:6.2f} floor" if "floor_s" in m.params else ""
+        print(f"{group:20} {contender:20} {_quantity(m.median, m.unit):>14} {faster}{floor}  {params}")
 
 
-def print_targets(measurements: Sequence[Measurement]) -> bool:
-    """One line per target that was measured. Whether one was missed."""
+def print_targets(measurements: Sequence[Measurement], device: str) -> bool:
+    """One line per target of the device that was measured. Whether one was missed."""
     from kdtree_nb import bench
 
-    missed = [target for target, _ in bench.missed_targets(measurements)]
-    for target in bench.TARGETS:
-        ratio = bench.ratio(measurements, target.group, target.baseline, target.contender)
-        if ratio is not None:
-            verdict = "MISSED" if target in missed else "ok"
-            print(f"{verdict:6}  {target.claim}: {ratio:.2f} of {target.at_least:g} ({target.group})")
-    return bool(missed)
+    verdicts = bench.judge(bench.targets_of(device), measurements)
+    for v in verdicts:
+        word = "ok" if v.met else "MISSED"
+        cells = f", {v.num_met} of {v.num_cells} cells" if v.num_cells > 1 else ""
+        bound = f"{v.got:.3g} of {v.target.bound:g} {v.target.unit}"
+        print(f"{word:6}  {v.target.claim}: {bound} ({v.target.group}{cells})")
+    return not all(v.met for v in verdicts)
 
 
 def _quantity(value: float, unit: str) -> str:
+    if unit in ("row", "token"):
+        return f"{value:g} {unit}s"
     scales = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")) if unit == "s" else ((1e9, f"G{unit}"), (1e6, f"M{unit}"))
     scale, name = next(((s, n) for s, n in scales if value >= s), scales[-1])
     return f"{value / scale:.3g} {name}"

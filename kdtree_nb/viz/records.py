@@ -31,7 +31,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """One run of a benchmark command on one device."""
+    """One run of a benchmark command on one device. device_kind: cpu or cuda."""
 
     device: str
     date: str
@@ -40,6 +40,7 @@ class Record:
     command: str
     results: tuple[Result, ...]
     path: Path
+    device_kind: str = "cpu"
 
     def find(self, name: str, **params: Any) -> Result | None:
         """The result of that name whose params include `params`; None if absent. Raises ValueError if several fit."""
@@ -74,7 +75,10 @@ def load_record(path: str | Path) -> Record:
             got = fields.get(name) if isinstance(fields, dict) else fields
             raise ValueError(f"load_record: {path}: {name}: expected a non-empty {kind.__name__}, got {got!r}")
     results = tuple(_result(path, index, r) for index, r in enumerate(fields["results"]))
-    return Record(**{name: fields[name] for name in expected if name != "results"}, results=results, path=path)
+    kind = fields.get("device_kind", "cpu")
+    return Record(
+        **{name: fields[name] for name in expected if name != "results"}, results=results, path=path, device_kind=kind
+    )
 
 
 def load_records(folder: str | Path = BENCHMARKS) -> list[Record]:

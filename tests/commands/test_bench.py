@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from kdtree_nb import bench, cli, viz
 from kdtree_nb.bench import Measurement
@@ -28,7 +29,7 @@ def test_a_quick_run_prints_and_writes_only_where_told(capsys, tmp_path, slow_na
     assert cli.main(["bench", "--quick"]) == 0
     out = capsys.readouterr().out
     assert "record:" not in out and "2.5 Gbyte/s" in out and "2 ms     0.50x  dtype=float32" in out
-    assert "MISSED" in out and "0.50 of 3 (ar_step)" in out
+    assert "MISSED" in out and "numpy reference: 0.5 of 3 x (ar_step)" in out
     assert cli.main(["bench", "--quick", "--group", "ar_step", "--out", str(tmp_path / "r.json")]) == 0
     found = viz.load_record(tmp_path / "r.json")
     assert found.command.endswith("kdtree-nb bench --quick --group ar_step")
@@ -55,3 +56,46 @@ def test_list_and_unknown_group(capsys):
     assert [line.split()[0] for line in lines] == list(bench.GROUPS)
     assert cli.main(["bench", "--group", "none"]) == 2
     assert "--group: expected names of ar_step" in capsys.readouterr().err
+
+
+def test_a_failed_group_is_reported_and_the_rest_is_kept(capsys, tmp_path, slow_native):
+    def fail(effort):
+        raise RuntimeError("no luck")
+
+    bench.GROUPS = {"broken": fail, **bench.GROUPS}
+    assert cli.main(["bench", "--quick", "--out", str(tmp_path / "r.json")]) == 1
+    assert "FAILED  broken: RuntimeError: no luck" in capsys.readouterr().out
+    fields = json.loads((tmp_path / "r.json").read_text())
+    assert fields["failed"] == [{"group": "broken", "reason": "RuntimeError: no luck"}]
+    assert [r["name"] for r in fields["results"]] == ["ar_step/numpy", "ar_step/native", "bandwidth/copy"]
+
+
+def test_the_record_is_kept_as_it_grows(tmp_path, slow_native):
+    seen = []
+
+    def look(effort):
+        seen.append([r["name"] for r in json.loads((tmp_path / "r.json").read_text())["results"]])
+        raise KeyboardInterrupt
+
+    bench.GROUPS = {**bench.GROUPS, "look": look}
+    assert cli.main(["bench", "--quick", "--out", str(tmp_path / "r.json")]) == 130
+    assert seen[-1] == ["ar_step/numpy", "ar_step/native", "bandwidth/copy"]
+
+
+def test_groups_of_a_gpu_are_listed_without_one(capsys):
+    assert cli.main(["bench", "--device", "cuda", "--list"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == list(bench.cuda_groups(bench.Lab("cpu")))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+def test_a_gpu_is_not_replaced_by_anything(capsys):
+    assert cli.main(["bench", "--device", "cuda", "--quick", "--group", "bandwidth"]) == 2
+    assert "none for device 'cuda'" in capsys.readouterr().err
+
+
+def test_judge_prints_what_a_record_reaches(capsys):
+    (path,) = viz.records.BENCHMARKS.glob("amd-*.json")
+    assert cli.main(["bench", "--judge", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 + len(bench.targets_of("cpu")) and all("1 of 1" in line for line in lines[2:])

@@ -1,0 +1,39 @@
+"""The benchmarks of a GPU by name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from kdtree_nb.bench import (
+    cuda_attention,
+    cuda_engine,
+    cuda_experts,
+    cuda_invariance,
+    cuda_linear,
+    cuda_trees,
+    lab,
+)
+from kdtree_nb.bench.runner import Effort, Group, Measurement
+
+FUNCTIONS: dict[str, Callable[[lab.Lab, Effort], list[Measurement]]] = {
+    "bandwidth": lab.bandwidth,
+    "matmul": lab.matmul,
+    "linear": cuda_linear.linear,
+    "invariance_cost": cuda_linear.invariance_cost,
+    "verify_attn": cuda_attention.verify_attn,
+    "moe_experts": cuda_experts.moe_experts,
+    "draft_topk": cuda_trees.draft_topk,
+    "tree_build": cuda_trees.tree_build,
+    "draft_tree": cuda_trees.draft_tree,
+    "bookkeeping": cuda_trees.bookkeeping,
+    "ar_step": cuda_engine.ar_step,
+    "ngram_ddtree": cuda_engine.ngram_ddtree,
+    "invariance": cuda_invariance.invariance,
+    "invariance_tokens": cuda_invariance.invariance_tokens,
+}
+
+
+def cuda_groups(where: lab.Lab) -> dict[str, Group]:
+    """The groups, to be run on the device of `where`."""
+    return {name: functools.update_wrapper(functools.partial(f, where), f) for name, f in FUNCTIONS.items()}

@@ -1,0 +1,102 @@
+"""The targets of each kind of device. data/benchmarks/README.md says which of them the committed records reach."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kdtree_nb.bench.published import PUBLISHED_S
+from kdtree_nb.bench.targets import Cell, Target, microseconds, param, teraflops, times_faster, times_floor
+
+_CPU = (
+    Target("cpu", "ar_step", "an AR step is at least 3x faster than the numpy reference",
+           times_faster("native", "numpy"), 3.0),
+    Target("cpu", "ar_step", "an AR step is at least 3x faster than eager torch",
+           times_faster("native", "eager torch"), 3.0),
+    Target("cpu", "verify_rows", "a 17-row verify costs at most 4 AR steps",
+           times_faster("one 17-row verify", "4 AR steps"), 1.0),
+    Target("cpu", "tree_build", "tree_build is at least 20x faster than Python's heapq",
+           times_faster("native", "heapq"), 20.0),
+    Target("cpu", "ngram_ddtree", "NGram DDTree is faster than AR on repetitive text",
+           times_faster("DDTree", "AR"), 1.0),
+)  # fmt: skip
+
+
+def _query_rows(params: Mapping[str, Any]) -> int:
+    return params["heads"] * params["rows"]
+
+
+def _few(prefix_len: int, params: Mapping[str, Any]) -> bool:
+    return params["prefix_len"] == prefix_len and _query_rows(params) <= 64
+
+
+def _bookkeeping(cell: Cell) -> float | None:
+    """The published pipeline by its own figure or by our rendering, whichever is faster, over the native one."""
+    if not {"published", "native"} <= set(cell):
+        return None
+    figure = PUBLISHED_S.get(cell["native"].params["budget"], float("inf"))
+    return min(figure, cell["published"].median) / cell["native"].median
+
+
+def _linear(claim: str, least: int, most: int) -> Target:
+    return Target(
+        "cuda", "linear", claim, times_faster("native", "torch"), 1.0,
+        applies=lambda p: p["dtype"] == "bfloat16" and least <= p["M"] <= most,
+    )  # fmt: skip
+
+
+def _tree_build(budget: int, most_us: float) -> Target:
+    claim = f"tree_build, depth 15, budget {budget}"
+    return Target("cuda", "tree_build", claim, microseconds("native"), most_us, False, "µs",
+                  lambda p: p["budget"] == budget)  # fmt: skip
+
+
+def _whole(budget: int, at_least: float) -> Target:
+    claim = f"draft to accept without the forwards, budget {budget}, against the published pipeline"
+    return Target("cuda", "bookkeeping", claim, _bookkeeping, at_least, applies=lambda p: p["budget"] == budget)
+
+
+_CUDA = (
+    _linear("BF16 linear at 1 to 32 rows is faster than cuBLAS", 1, 32),
+    _linear("BF16 linear at 64 rows is as fast as cuBLAS", 64, 64),
+    Target("cuda", "invariance_cost", "invariance costs at most 5 % against free choice by rows, cuBLAS included",
+           times_faster("invariant", "best shape", "best cuBLAS"), 1 / 1.05),
+    Target("cuda", "verify_attn", "attention of at least 512 query rows, prefix at least 32k", teraflops("native"), 300,
+           unit="TFLOP/s", applies=lambda p: _query_rows(p) >= 512 and p["prefix_len"] >= 32_768),
+    Target("cuda", "verify_attn", "attention of at most 64 query rows, prefix 128k, over the floor",
+           times_floor("native"), 2.0, False, applies=lambda p: _few(131_072, p)),
+    Target("cuda", "verify_attn", "attention of at most 64 query rows, prefix 1k", microseconds("native"), 15, False,
+           "µs", lambda p: _few(1024, p)),
+    Target("cuda", "verify_attn", "attention of at most 64 query rows, prefix 8k", microseconds("native"), 25, False,
+           "µs", lambda p: _few(8192, p)),
+    Target("cuda", "verify_attn", "attention is faster than materialised torch in every cell",
+           times_faster("native", "torch masked"), 1.0),
+    Target("cuda", "moe_experts", "an expert layer is faster than torch's", times_faster("native", "torch grouped",
+           "torch indexed"), 1.0),
+    Target("cuda", "draft_tree", "draft_topk and tree_build, budget 64, vocabulary 163,840", microseconds("native"), 40,
+           False, "µs", lambda p: p["streams"] == 1),
+    _tree_build(64, 12),
+    _tree_build(256, 50),
+    _tree_build(1023, 250),
+    _whole(64, 15),
+    _whole(256, 15),
+    _whole(1023, 20),
+    Target("cuda", "ar_step", "an AR step of tiny is faster than eager torch", times_faster("native", "eager torch"),
+           1.0),
+    Target("cuda", "ar_step", "an AR step of tiny is faster than torch in a CUDA graph",
+           times_faster("native", "torch graph"), 1.0),
+    Target("cuda", "ngram_ddtree", "NGram DDTree is faster than AR on repetitive text", times_faster("DDTree", "AR"),
+           1.0),
+    Target("cuda", "invariance", "rows of trees that differ from the same rows one by one",
+           param("native", "changed_rows"), 0, False, "rows"),
+    Target("cuda", "invariance_tokens", "tokens that trees change", param("native", "changed_tokens"), 0, False,
+           "tokens"),
+)  # fmt: skip
+
+TARGETS = _CPU + _CUDA
+"""All targets; a record is judged by those of its kind of device."""
+
+
+def targets_of(device: str) -> list[Target]:
+    """Those of one kind of device, cpu or cuda."""
+    return [target for target in TARGETS if target.device == device]
