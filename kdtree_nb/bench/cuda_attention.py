@@ -28,12 +28,13 @@ SCALE = 192**-0.5
 DTYPE = torch.bfloat16
 
 
-def materialised(query: Tensor, cache: Tensor, hidden: Tensor, latent_dim: int) -> Tensor:
-    """What torch does fastest without a kernel of one's own: query float [T*H, C+R] already scaled, cache [P, C+R],
-    hidden bool [T*H, n] what of the last n keys is not seen -> [T*H, C]."""
+def materialised(query: Tensor, cache: Tensor, hidden: Tensor, latent_dim: int, lean: bool = False) -> Tensor:
+    """Attention in torch: query float [T*H, C+R] already scaled, cache [P, C+R], hidden bool [T*H, n] which of the last
+    n keys are not seen -> [T*H, C]. lean: probabilities are written in the dtype at once, not in FP32 first."""
     scores = torch.mm(query, cache.t())
     scores[:, -hidden.shape[1] :].masked_fill_(hidden, -torch.inf)
-    return torch.mm(scores.softmax(-1), cache[:, :latent_dim])
+    probability = scores.softmax(-1) if lean else scores.softmax(-1, dtype=torch.float32).to(query.dtype)
+    return torch.mm(probability, cache[:, :latent_dim])
 
 
 class Cell:
@@ -65,17 +66,18 @@ class Cell:
         """The operation."""
         return ops.verify_attn(self.q_latent, self.q_rope, cache, self.rows, self.tree, self.prefix, SCALE)
 
-    def torch(self, cache: Tensor) -> Tensor:
-        """The peer."""
-        return materialised(self.query, cache[0], self.hidden, LATENT_DIM)
+    def torch(self, cache: Tensor, lean: bool) -> Tensor:
+        """The peers."""
+        return materialised(self.query, cache[0], self.hidden, LATENT_DIM, lean)
 
     def contenders(self) -> dict[str, Calls]:
-        """Both over all caches, after a check that they agree."""
-        want, got = self.torch(self.caches[0]), self.native(self.caches[0]).flatten(0, 1)
+        """All over all caches, after a check that they agree."""
+        want, got = self.torch(self.caches[0], False), self.native(self.caches[0]).flatten(0, 1)
         agree = (want - got).abs().max() <= 3e-2 * want.abs().max()
         require(bool(agree), "verify_attn", "the attended latents to 3 % of the largest value")
         return {
-            "torch masked": [lambda c=c: self.torch(c) for c in self.caches],
+            "torch masked": [lambda c=c: self.torch(c, False) for c in self.caches],
+            "torch lean": [lambda c=c: self.torch(c, True) for c in self.caches],
             "native": [lambda c=c: self.native(c) for c in self.caches],
         }
 
@@ -91,7 +93,8 @@ class Cell:
 
 def verify_attn(lab: Lab, effort: Effort) -> list[Measurement]:
     """Attention of tree rows over long prefixes in BF16, by graph replays over caches in turn. Contenders: matmul,
-    masked softmax and matmul in torch, and the native operation."""
+    masked softmax and matmul in torch with probabilities in FP32 before they are rounded, or rounded at once
+    (lean), and the native operation."""
     longest = max(PREFIX_LENS) + max(NODES) + KEY_UNIT
     keys = lab.randn(2 * longest, LATENT_DIM + ROPE_DIM, dtype=DTYPE).mul_(0.7)
     results = []

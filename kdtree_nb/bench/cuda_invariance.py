@@ -18,7 +18,7 @@ from kdtree_nb.bench.cuda_attention import KEY_UNIT, materialised
 from kdtree_nb.bench.lab import Lab, dtype_name
 from kdtree_nb.bench.library_matmul import LibraryModel
 from kdtree_nb.bench.random_cases import SIZES, random_parents, random_path, random_prefix_len, trees_of
-from kdtree_nb.bench.row_changes import changed_rows, changed_tokens, random_texts
+from kdtree_nb.bench.row_changes import changed_rows, changed_tokens, prefill, random_texts
 from kdtree_nb.bench.runner import Effort, Measurement
 from kdtree_nb.drafters import Random
 from kdtree_nb.model import LatentCache, Model
@@ -65,13 +65,16 @@ def invariance(lab: Lab, effort: Effort) -> list[Measurement]:
             results += _forwards(lab, name, dtype, effort.num_cases // 6, number)
         results += _attention(lab, dtype, effort.num_cases // 10, number)
         results += _linear(lab, dtype, effort.num_cases // 15, number)
-    return results
+    native = [m.params for m in results if m.name == "invariance/native"]
+    total = {name: sum(p[name] for p in native) for name in ("cases", "rows", "changed_rows")}
+    return [*results, Measurement("invariance_total/native", [total["rows"]], total, "row")]
 
 
 def _forwards(lab: Lab, name: str, dtype: torch.dtype, num_cases: int, seed: int) -> list[Measurement]:
     model, rng, count = setting.model(name, lab.device, dtype), random.Random(seed), Count()
     longest = min(LONGEST_TEXT, model.config.max_position_embeddings - 100)
-    text = _text(model, longest, rng)
+    text = model.new_cache(1, longest)
+    prefill(model, text, [rng.randrange(model.config.vocab_size) for _ in range(longest)])
     for _ in range(num_cases):
         parents = [random_parents(rng, rng.choice(SIZES)) for _ in range(rng.choice((1, 1, 2, 3)))]
         prefixes = [random_prefix_len(rng, longest) for _ in parents]
@@ -86,14 +89,6 @@ def _forwards(lab: Lab, name: str, dtype: torch.dtype, num_cases: int, seed: int
             first_row += len(parent)
         count.cases += 1
     return [count.measurement("native", what=f"forward of {name}", dtype=dtype_name(dtype))]
-
-
-def _text(model: Model, length: int, rng: random.Random) -> LatentCache:
-    """A cache that holds a random text of this length."""
-    tree = trees_of([list(range(-1, length - 1))], rng, model.config.vocab_size, model.device)
-    cache, empty = model.new_cache(1, length), torch.zeros(1, dtype=torch.int32, device=model.device)
-    model.forward(ops.tree_rows(tree, empty), tree, cache, empty, need_logits=False)
-    return cache
 
 
 def _prefixed(model: Model, text: LatentCache, prefixes: list[int], room: int) -> tuple[LatentCache, Tensor]:

@@ -71,6 +71,8 @@ _CUDA = (
            "µs", lambda p: _few(8192, p)),
     Target("cuda", "verify_attn", "attention is faster than materialised torch in every cell",
            times_faster("native", "torch masked"), 1.0),
+    Target("cuda", "verify_attn", "attention is faster than torch that keeps probabilities in BF16 only",
+           times_faster("native", "torch masked", "torch lean"), 1.0),
     Target("cuda", "moe_experts", "an expert layer is faster than torch's", times_faster("native", "torch grouped",
            "torch indexed"), 1.0),
     Target("cuda", "draft_tree", "draft_topk and tree_build, budget 64, vocabulary 163,840", microseconds("native"), 40,
@@ -89,6 +91,8 @@ _CUDA = (
            1.0),
     Target("cuda", "invariance", "rows of trees that differ from the same rows one by one",
            param("native", "changed_rows"), 0, False, "rows"),
+    Target("cuda", "invariance_total", "random cases in which rows were compared", param("native", "cases"), 1000,
+           unit="cases"),
     Target("cuda", "invariance_tokens", "tokens that trees change", param("native", "changed_tokens"), 0, False,
            "tokens"),
 )  # fmt: skip

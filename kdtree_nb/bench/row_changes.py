@@ -16,7 +16,11 @@ from kdtree_nb.bench.library_matmul import LibraryModel
 from kdtree_nb.drafters import DraftContext, Drafter, Oracle
 from kdtree_nb.model import LatentCache, Model
 from kdtree_nb.native import ops
+from kdtree_nb.speculate.drafting import chain_trees
 from kdtree_nb.tree import DraftTree
+
+CHUNK_TOKENS = 256
+"""Tokens of a text in one forward; logits do not depend on it in a Model."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +72,7 @@ def walk(
     """
     tokens, logits, num_forwards = list(prompt), [], 0
     cache = model.new_cache(1, len(prompt) + num_tokens + 2 * budget + 2)
-    prefix_len = _prefill(model, cache, tokens)
+    prefix_len = prefill(model, cache, tokens[:-1])
     end = len(prompt) + num_tokens
     while len(tokens) < end:
         tree = _draft(model, tokens, len(prompt), drafter, budget)
@@ -107,16 +111,14 @@ def changed_tokens(
     return TokenChanges(num_tokens, len(places), places[0] if places else None)
 
 
-def _prefill(model: Model | LibraryModel, cache: LatentCache, tokens: list[int]) -> torch.Tensor:
-    """All tokens but the last into the cache, in one forward. The prefix length i32 [1]."""
+def prefill(model: Model | LibraryModel, cache: LatentCache, tokens: list[int]) -> torch.Tensor:
+    """Put tokens into an empty cache of one stream. The prefix length i32 [1]."""
     prefix_len = torch.zeros(1, dtype=torch.int32, device=model.device)
-    if len(tokens) == 1:
-        return prefix_len
-    drafted = torch.tensor(tokens[1:-1], device=model.device).view(1, -1, 1)
-    certain = torch.zeros(1, len(tokens) - 2, 1, device=model.device)
-    tree = ops.tree_build(certain, drafted, torch.tensor(tokens[:1], device=model.device), len(tokens) - 2)
-    model.forward(ops.tree_rows(tree, prefix_len), tree, cache, prefix_len, need_logits=False)
-    return prefix_len + tree.num_nodes
+    for start in range(0, len(tokens), CHUNK_TOKENS):
+        tree = chain_trees([tokens[start : start + CHUNK_TOKENS]], model.device)
+        model.forward(ops.tree_rows(tree, prefix_len), tree, cache, prefix_len, need_logits=False)
+        prefix_len += tree.num_nodes
+    return prefix_len
 
 
 def _draft(

@@ -28,7 +28,7 @@ CONTENDERS = {
     "matmul": {"torch"},
     "linear": {"torch", "native"},
     "invariance_cost": {"invariant", "best shape", "best cuBLAS"},
-    "verify_attn": {"torch masked", "native"},
+    "verify_attn": {"torch masked", "torch lean", "native"},
     "moe_experts": {"torch grouped", "torch indexed", "native"},
     "draft_topk": {"torch", "native"},
     "tree_build": {"heapq", "native"},
@@ -40,6 +40,7 @@ CONTENDERS = {
     "ngram_ddtree": {"AR", "DDTree"},
     "ngram_ddtree_prompt": {"AR", "DDTree"},
     "invariance": {"native", "torch"},
+    "invariance_total": {"native"},
     "invariance_tokens": {"native", "torch"},
 }
 SIZES = {
