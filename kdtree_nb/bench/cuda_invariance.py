@@ -213,7 +213,7 @@ def invariance_tokens(lab: Lab, effort: Effort) -> list[Measurement]:
     """Rows of logits, choices and generated tokens that differ between one-row forwards and trees of 17 rows. On random
     texts, in the tiny models and in the same models with torch's matmuls."""
     results = []
-    num_texts, num_tokens = max(1, effort.num_tokens // 32), effort.num_tokens * 3 // 4
+    num_texts, num_tokens = max(1, effort.num_tokens // 64), effort.num_tokens // 2
     for dtype in DTYPES:
         for name in MODELS:
             model = setting.model(name, lab.device, dtype)
