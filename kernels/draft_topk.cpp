@@ -6,36 +6,16 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
-#include <vector>
 
 #include "op_args.h"
 #include "parallel.h"
 #include "segments.h"
-#include "vec16.h"
+#include "topk.h"
 
 namespace kdtree {
 namespace {
 
-constexpr int64_t kBlock = 4 * kLanes;
 constexpr int64_t kExpWork = 4;  // a logit in units of parallel.h
-constexpr float kInf = std::numeric_limits<float>::infinity();
-
-// Orders by falling logit, then by rising id, when compared as an integer. +0 and -0 are equal logits.
-inline uint64_t make_key(float logit, int64_t id) {
-  uint32_t bits;
-  logit += 0.0f;
-  std::memcpy(&bits, &logit, sizeof bits);
-  const uint32_t rising = (bits >> 31) ? ~bits : bits | 0x80000000u;
-  return uint64_t(~rising) << 32 | uint64_t(id);
-}
-
-inline float logit_of(uint64_t key) {
-  const uint32_t rising = ~uint32_t(key >> 32);
-  const uint32_t bits = (rising >> 31) ? rising & 0x7fffffffu : ~rising;
-  float logit;
-  std::memcpy(&logit, &bits, sizeof logit);
-  return logit;
-}
 
 // ln(x) for finite x >= 1, and never below 0: x = m 2^e with m in [1/sqrt 2, sqrt 2); ln m = 2 artanh((m-1)/(m+1)).
 inline float log_from_one(float x) {
@@ -52,37 +32,6 @@ inline float log_from_one(float x) {
 }
 
 template <class Float>
-inline Vec16 load_padded(const Float* logits, int64_t count) {
-  if (count >= kLanes) return Vec16::load(logits);
-  return first_lanes(count, load_first(logits, count), Vec16::all(-kInf));
-}
-
-struct Scratch {
-  std::vector<float> block_max, sorted;
-  std::vector<uint64_t> keys;
-};
-
-// Fills block_max and returns the maximum of the row; NaN if a logit is NaN.
-template <class Float>
-float find_maxima(const Float* logits, int64_t vocab_size, std::vector<float>& block_max) {
-  bool nan = false;
-  float row_max = -kInf;
-  block_max.clear();
-  for (int64_t begin = 0; begin < vocab_size; begin += kBlock) {
-    const int64_t end = std::min(begin + kBlock, vocab_size);
-    Vec16 largest = Vec16::all(-kInf);
-    for (int64_t i = begin; i < end; i += kLanes) {
-      const Vec16 x = load_padded(logits + i, end - i);
-      nan |= any_nan(x);
-      largest = max(x, largest);
-    }
-    block_max.push_back(max_lanes(largest));
-    row_max = std::max(row_max, block_max.back());
-  }
-  return nan ? std::numeric_limits<float>::quiet_NaN() : row_max;
-}
-
-template <class Float>
 float log_sum_exp(const Float* logits, int64_t vocab_size, float row_max) {
   const Segments segments(vocab_size);
   float sum[kNumSegments];
@@ -96,53 +45,20 @@ float log_sum_exp(const Float* logits, int64_t vocab_size, float row_max) {
   return log_from_one(((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7])));
 }
 
-void keep_smallest(std::vector<uint64_t>& keys, int64_t count) {
-  if (int64_t(keys.size()) <= count) return;
-  std::nth_element(keys.begin(), keys.begin() + (count - 1), keys.end());
-  keys.resize(count);
-}
-
-// The keys of the K largest logits, best first. With at least K blocks, the K-th largest block maximum bounds the K-th
-// largest logit from below.
-template <class Float>
-void find_largest(const Float* logits, int64_t vocab_size, int64_t num_candidates, Scratch& scratch) {
-  float bound = -kInf;
-  const int64_t num_blocks = int64_t(scratch.block_max.size());
-  if (num_blocks >= num_candidates) {
-    scratch.sorted = scratch.block_max;
-    const auto kth = scratch.sorted.begin() + (num_candidates - 1);
-    std::nth_element(scratch.sorted.begin(), kth, scratch.sorted.end(), std::greater<float>());
-    bound = *kth;
-  }
-  auto& keys = scratch.keys;
-  keys.clear();
-  for (int64_t block = 0; block < num_blocks; ++block) {
-    if (!(scratch.block_max[block] >= bound)) continue;
-    const int64_t begin = block * kBlock, end = std::min(begin + kBlock, vocab_size);
-    for (int64_t i = begin; i < end; ++i) {
-      const float logit = widen(logits[i]);
-      if (logit >= bound) keys.push_back(make_key(logit, i));
-    }
-    if (int64_t(keys.size()) > 4 * num_candidates + 4096) keep_smallest(keys, num_candidates);  // many equal logits
-  }
-  keep_smallest(keys, num_candidates);
-  std::sort(keys.begin(), keys.end());
-}
-
 // One row; false if it holds a NaN or +inf.
 template <class Float>
-bool topk_row(const Float* logits, const DraftTopkArgs& args, float* log_probs, int64_t* token_ids, Scratch& scratch) {
+bool topk_row(const Float* logits, const DraftTopkArgs& args, float* log_probs, int64_t* token_ids, TopkScratch& scratch) {
   const float row_max = find_maxima(logits, args.vocab_size, scratch.block_max);
-  if (!(row_max < kInf)) {
+  if (!(row_max < kInfinity)) {
     std::fill(log_probs, log_probs + args.num_candidates, std::numeric_limits<float>::quiet_NaN());
     std::fill(token_ids, token_ids + args.num_candidates, -1);
     return false;
   }
   find_largest(logits, args.vocab_size, args.num_candidates, scratch);
-  const bool empty = row_max == -kInf;  // then x - max would be NaN
+  const bool empty = row_max == -kInfinity;  // then x - max would be NaN
   const float log_sum = empty ? 0.0f : log_sum_exp(logits, args.vocab_size, row_max);
   for (int64_t k = 0; k < args.num_candidates; ++k) {
-    log_probs[k] = empty ? -kInf : (logit_of(scratch.keys[k]) - row_max) - log_sum;
+    log_probs[k] = empty ? -kInfinity : (logit_of(scratch.keys[k]) - row_max) - log_sum;
     token_ids[k] = int64_t(uint32_t(scratch.keys[k]));
   }
   return true;
@@ -154,7 +70,7 @@ int topk(const DraftTopkArgs& args) {
   std::atomic<bool> finite{true};
   run_shares(threads_for(args.num_rows * args.vocab_size * kExpWork, args.num_threads), args.num_rows,
              [&](int64_t begin, int64_t end, int) {
-               Scratch scratch;
+               TopkScratch scratch;
                for (int64_t row = begin; row < end; ++row)
                  if (!topk_row(logits + row * args.vocab_size, args, args.log_probs + row * args.num_candidates,
                                args.token_ids + row * args.num_candidates, scratch))

@@ -6,7 +6,7 @@
 // more than K logits reach it. Order of additions: a thread adds the terms of its chunks of 8 in ascending id, then
 // block_sum, then the segments, scaled to the row's maximum, as ((0+1)+(2+3))+((4+5)+(6+7)). It depends on V alone.
 #include "cuda_rows.cuh"
-#include "ordered_bits.cuh"
+#include "topk.cuh"
 
 namespace kdtree {
 namespace {
@@ -15,7 +15,6 @@ constexpr int kSegments = 8, kScanThreads = 512, kSelectThreads = 512;
 constexpr int kMaxCandidates = 1024;  // K
 constexpr int kCapacity = 2048;       // candidates of one segment that `scan` may hand on
 constexpr int kBoundBits = 16;        // of the FP32 that bounds the K-th largest: sign, exponent, 7 bits of mantissa
-constexpr int kBins = 256, kDigitBits = 8;
 
 struct SegmentResult {
   float maximum, sum;  // of logits; of exp(logit - maximum)
@@ -36,11 +35,6 @@ int64_t results_bytes(int64_t num_rows) {
 // Begin of segment s of V logits: units of 32, as segments.h cuts every reduction.
 __device__ __forceinline__ int64_t segment_begin(int64_t vocab_size, int s) {
   return min(32 * (s * ((vocab_size + 31) / 32) / kSegments), vocab_size);
-}
-
-// Rises with the logit, then falls with the id: larger is better. Never 0.
-__device__ __forceinline__ uint64_t make_key(float logit, int64_t id, int id_bits) {
-  return uint64_t(rising_bits(logit)) << id_bits | ((uint64_t{1} << id_bits) - 1 - uint64_t(id));
 }
 
 // Visits the logits of this thread in [begin, end): chunks of 8, kScanThreads apart. visit(value, id, place in chunk).
@@ -72,37 +66,6 @@ __device__ float block_max(float x) {
   __syncthreads();
   for (int w = 0; w < kScanThreads / kWarp; ++w) x = fmaxf(x, partial[w]);
   return x;
-}
-
-// Counts over the block with one barrier each: three counters take turns.
-struct BlockCounter {
-  int* counters;  // [3], the first one zero
-  int turn;
-
-  __device__ int count(int mine) {
-    const int sum = __reduce_add_sync(0xffffffffu, mine);
-    const int next = turn == 2 ? 0 : turn + 1;
-    if (threadIdx.x % kWarp == 0 && sum) atomicAdd(&counters[turn], sum);
-    if (threadIdx.x == 0) counters[next] = 0;
-    __syncthreads();
-    const int total = counters[turn];
-    turn = next;
-    return total;
-  }
-};
-
-// The largest threshold of `bits` bits with at least `wanted` keys at or above it, or any with exactly `wanted`; its
-// lowest `free_bits` are 0. num_above(t) counts the block's keys >= t. 0 if there are fewer keys.
-template <class Key, class NumAbove>
-__device__ Key find_threshold(int wanted, int bits, int free_bits, NumAbove&& num_above) {
-  Key threshold = 0;
-  for (int bit = bits - 1; bit >= free_bits; --bit) {
-    const Key higher = threshold | Key(1) << bit;
-    const int total = num_above(higher);
-    if (total >= wanted) threshold = higher;
-    if (total == wanted) break;
-  }
-  return threshold;
 }
 
 // Folds the maxima of a thread's 8 places into as few groups as leave 4 groups a candidate; how many are left.
@@ -224,53 +187,11 @@ __device__ RowSum combine_segments(const SegmentResult* results) {
 
 struct SelectShared {
   uint64_t kept[kMaxCandidates];
-  int bins[kBins], digit, num_above, num_in_digit, num_kept;
+  DigitBins<int> digits;
+  int num_kept;
   uint32_t least;
   RowSum sum;
 };
-
-// One warp: the digit that holds the `wanted`-th largest key, and how many keys lie above it.
-__device__ void find_digit(SelectShared& s, int wanted, int lane) {
-  int mine = 0;
-  for (int j = 0; j < kBins / kWarp; ++j) mine += s.bins[kBins - 1 - lane * (kBins / kWarp) - j];
-  int up_to = mine;
-#pragma unroll
-  for (int offset = 1; offset < kWarp; offset *= 2) {
-    const int other = __shfl_up_sync(0xffffffffu, up_to, offset);
-    if (lane >= offset) up_to += other;
-  }
-  int above = up_to - mine;
-  if (above >= wanted || up_to < wanted) return;  // not this lane's digits
-  int digit = kBins - 1 - lane * (kBins / kWarp);
-  while (above + s.bins[digit] < wanted) above += s.bins[digit--];
-  s.digit = digit;
-  s.num_above = above;
-  s.num_in_digit = s.bins[digit];
-}
-
-// A threshold with exactly `wanted` of the block's distinct keys at or above it: digit by digit from bit `top` on;
-// above it all keys agree. visit(f) calls f(key) for this thread's keys.
-template <class VisitKeys>
-__device__ uint64_t select_threshold(SelectShared& s, int wanted, int top, uint64_t any_key, VisitKeys&& visit) {
-  int shift = top + 1;
-  uint64_t prefix = shift < 64 ? any_key >> shift : 0;
-  while (shift > 0) {
-    const int width = min(kDigitBits, shift);
-    for (int i = threadIdx.x; i < kBins; i += kSelectThreads) s.bins[i] = 0;
-    __syncthreads();
-    visit([&](uint64_t key) {
-      if (key >> shift == prefix) atomicAdd(&s.bins[(key >> (shift - width)) & ((1 << width) - 1)], 1);
-    });
-    __syncthreads();
-    if (threadIdx.x < kWarp) find_digit(s, wanted, threadIdx.x);
-    __syncthreads();
-    shift -= width;
-    prefix = prefix << width | uint64_t(s.digit);
-    wanted -= s.num_above;
-    if (wanted == s.num_in_digit) break;
-  }
-  return prefix << shift;
-}
 
 // Few keys: each counts those above it, with 4 threads.
 __device__ void sort_few(uint64_t* keys, int count) {
@@ -327,7 +248,7 @@ __global__ void __launch_bounds__(kSelectThreads, 1) select_kernel(DraftTopkArgs
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) {
       if (i >= mine) break;
-      f(keys[i]);
+      f(keys[i], 1);
     }
   };
   if (threadIdx.x == kSelectThreads - 1) s.sum = combine_segments(results);
@@ -341,8 +262,8 @@ __global__ void __launch_bounds__(kSelectThreads, 1) select_kernel(DraftTopkArgs
   }
   const uint32_t most = rising_bits(s.sum.maximum);
   const int top = 31 - __clz(int(most ^ s.least)) + id_bits;  // -1 + id_bits if all logits are equal
-  const uint64_t threshold = select_threshold(s, num_candidates, top, uint64_t(most) << id_bits, visit);
-  visit([&](uint64_t key) {
+  const uint64_t threshold = select_threshold<kSelectThreads>(s.digits, num_candidates, top, uint64_t(most) << id_bits, visit);
+  visit([&](uint64_t key, int) {
     if (key < threshold) return;
     const int at = atomicAdd(&s.num_kept, 1);
     if (at < kMaxCandidates) s.kept[at] = key;

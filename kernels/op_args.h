@@ -128,6 +128,20 @@ struct ArgmaxArgs {          // lower id wins ties; -1 for a row that holds a Na
   const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device rows are in use
 };
 
+struct SampleArgs {          // argmax of logit / temperature + noise over the tokens that a row keeps; see sampling.h
+  const float* logits;       // f32 [T, V]
+  const int32_t* stream;     // [T]
+  const int32_t* position;   // [T] of the row; the noise is that of position + 1, where the token will stand
+  const float* temperature;  // f32 [S], 0: argmax
+  const int32_t* top_k;      // [S] 0 (all) … 1024
+  const float* top_p;        // f32 [S], above 0, at most 1
+  const int64_t* seed;       // [S]
+  int64_t* token;            // [T]; -1 for a row that holds a NaN, on CUDA also for a row that is not valid
+  int64_t num_rows, vocab_size, num_streams;
+  int32_t num_threads;
+  const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device rows are in use
+};
+
 // --- mixture of experts --------------------------------------------------------------------------------------------
 
 struct MoeRouteArgs {        // choose top_k experts a row; bias selects only, weights are the unbiased scores
@@ -295,6 +309,7 @@ int rope_cpu(const RopeArgs&);
 int swiglu_cpu(const SwigluArgs&);
 int residual_add_cpu(const ResidualAddArgs&);
 int argmax_cpu(const ArgmaxArgs&);
+int sample_cpu(const SampleArgs&);
 int moe_route_cpu(const MoeRouteArgs&);
 int moe_experts_cpu(const MoeExpertsArgs&);
 int cache_append_cpu(const CacheAppendArgs&);
@@ -314,6 +329,7 @@ int rope_cuda(const RopeArgs&, void* stream);
 int swiglu_cuda(const SwigluArgs&, void* stream);
 int residual_add_cuda(const ResidualAddArgs&, void* stream);
 int argmax_cuda(const ArgmaxArgs&, void* stream);
+int sample_cuda(const SampleArgs&, void* stream);
 int moe_route_cuda(const MoeRouteArgs&, void* stream);
 int moe_experts_cuda(const MoeExpertsArgs&, void* stream);
 int cache_append_cuda(const CacheAppendArgs&, void* stream);

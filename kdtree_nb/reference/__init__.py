@@ -18,6 +18,7 @@ from kdtree_nb.reference.precision import Precision, exact, round_bf16
 from kdtree_nb.reference.residual_add import residual_add
 from kdtree_nb.reference.rms_norm import rms_norm
 from kdtree_nb.reference.rope import rope, rope_table
+from kdtree_nb.reference.sample import gumbel_noise, kept_tokens, philox, sample
 from kdtree_nb.reference.step_commit import Streams, step_commit
 from kdtree_nb.reference.swiglu import swiglu
 from kdtree_nb.reference.tree import Tree, chain_trees, path, visibility
@@ -50,6 +51,8 @@ __all__ = [
     "exact",
     "feed_forward",
     "feed_forward_weights",
+    "gumbel_noise",
+    "kept_tokens",
     "linear",
     "linear_heads",
     "mla_absorbed",
@@ -58,11 +61,13 @@ __all__ = [
     "moe_experts",
     "moe_route",
     "path",
+    "philox",
     "residual_add",
     "rms_norm",
     "rope",
     "rope_table",
     "round_bf16",
+    "sample",
     "step_commit",
     "swiglu",
     "tree_accept",

@@ -108,6 +108,15 @@ inline void expect_range(const char* op, const char* name, int64_t value, int64_
   KDTREE_CHECK(value >= low && value <= high, op, ": ", name, ": expected ", low, " … ", high, ", got ", value);
 }
 
+// After a kernel has returned kOutOfRange: raises for the first value of `t` outside low … high, if there is one.
+template <class Int>
+void expect_values(const char* op, const char* name, const at::Tensor& t, int64_t low, int64_t high) {
+  const Int* values = t.const_data_ptr<Int>();
+  for (int64_t i = 0; i < t.numel(); ++i)
+    KDTREE_CHECK(values[i] >= low && values[i] <= high, op, ": ", name, ": expected ", low, " … ", high, ", got ",
+                 values[i], " at index ", i);
+}
+
 // Of a size that an integer argument gives: products do not overflow.
 constexpr int64_t kMaxSize = int64_t{1} << 40;
 

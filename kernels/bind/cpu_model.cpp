@@ -22,15 +22,6 @@ int64_t num_packed_blocks(int64_t num_out) { return (num_out + kPackedOutputs - 
 
 const void* data_or_null(const OptionalTensor& t) { return t ? t->const_data_ptr() : nullptr; }
 
-// After a kernel has returned kOutOfRange: raises for the first value of `t` outside low … high, if there is one.
-template <class Int>
-void expect_values(const char* op, const char* name, const Tensor& t, int64_t low, int64_t high) {
-  const Int* values = t.const_data_ptr<Int>();
-  for (int64_t i = 0; i < t.numel(); ++i)
-    KDTREE_CHECK(values[i] >= low && values[i] <= high, op, ": ", name, ": expected ", low, " … ", high, ", got ",
-                 values[i], " at index ", i);
-}
-
 Tensor embed(const Tensor& weight, const Tensor& token, const OptionalTensor& rows_used) {
   const char* op = "embed";
   const Dtype dtype = float_type(op, "weight", weight);

@@ -1,4 +1,4 @@
-// CPU bindings of the operations on draft trees: check, allocate, call the kernel, turn its status into a ValueError.
+// CPU bindings of the operations on draft trees and of sampling: check, allocate, call the kernel, turn its status into a ValueError.
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "../sampling.h"
 #include "../tree_walk.h"
 #include "checks.h"
 
@@ -17,6 +18,7 @@ namespace kdtree::bind {
 namespace {
 
 using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
 using Tensors2 = std::tuple<Tensor, Tensor>;
 using Tensors3 = std::tuple<Tensor, Tensor, Tensor>;
 using Tensors5 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
@@ -246,6 +248,48 @@ void step_commit(const Tensor& accepted_path, const Tensor& num_accepted, const 
   expect_ok(op, status);
 }
 
+// Raises for what sample refused.
+void expect_sampling(const char* op, const SampleArgs& a) {
+  for (int64_t s = 0; s < a.num_streams; ++s) {
+    const float temperature = a.temperature[s];
+    KDTREE_CHECK(is_temperature(temperature), op, ": stream ", s, ": temperature: expected 0 or a finite number of at "
+                 "least 2^-126, got ", temperature);
+    KDTREE_CHECK(is_top_k(a.top_k[s]), op, ": stream ", s, ": top_k: expected 0 (all) … ", kMaxTopK, ", got ",
+                 a.top_k[s]);
+    KDTREE_CHECK(is_top_p(a.top_p[s]), op, ": stream ", s, ": top_p: expected above 0 and at most 1, got ",
+                 a.top_p[s]);
+  }
+}
+
+Tensor sample(const Tensor& logits, const Tensor& stream, const Tensor& position, const Tensor& temperature,
+              const Tensor& top_k, const Tensor& top_p, const Tensor& seed, const OptionalTensor& rows_used) {
+  const char* op = "sample";
+  expect_array(op, "logits", logits, at::kFloat, {-1, -1}, "[T, V]");
+  const int64_t num_rows = logits.size(0), vocab_size = logits.size(1);
+  expect_at_least(op, "vocabulary size V", vocab_size, 1);
+  expect_array(op, "stream", stream, at::kInt, {num_rows}, "[T]");
+  expect_array(op, "position", position, at::kInt, {num_rows}, "[T]");
+  expect_array(op, "temperature", temperature, at::kFloat, {-1}, "[S]");
+  const int64_t num_streams = temperature.size(0);
+  expect_array(op, "top_k", top_k, at::kInt, {num_streams}, "[S]");
+  expect_array(op, "top_p", top_p, at::kFloat, {num_streams}, "[S]");
+  expect_array(op, "seed", seed, at::kLong, {num_streams}, "[S]");
+  Tensor token = new_cpu({num_rows}, at::kLong);
+  const SampleArgs args{logits.const_data_ptr<float>(), stream.const_data_ptr<int32_t>(),
+                        position.const_data_ptr<int32_t>(), temperature.const_data_ptr<float>(),
+                        top_k.const_data_ptr<int32_t>(), top_p.const_data_ptr<float>(), seed.const_data_ptr<int64_t>(),
+                        token.mutable_data_ptr<int64_t>(), num_rows, vocab_size, num_streams, at::get_num_threads(),
+                        rows_in_use(op, rows_used)};
+  const int status = bind::sample_cpu(args);
+  if (status == kOutOfRange) {
+    expect_sampling(op, args);
+    expect_values<int32_t>(op, "stream", stream, 0, num_streams - 1);
+    expect_values<int32_t>(op, "position", position, 0, INT32_MAX);
+  }
+  expect_ok(op, status);
+  return token;
+}
+
 }  // namespace
 
 KDTREE_LIBRARY_IMPL(KDTREE_NS, CPU, m) {
@@ -255,6 +299,7 @@ KDTREE_LIBRARY_IMPL(KDTREE_NS, CPU, m) {
   m.impl("tree_rows_padded", &tree_rows_padded);
   m.impl("tree_accept", &tree_accept);
   m.impl("step_commit", &step_commit);
+  m.impl("sample", &sample);
 }
 
 }  // namespace kdtree::bind

@@ -1,6 +1,6 @@
-// CUDA bindings of the operations on draft trees: check, allocate, launch. Values are not checked on the host, which would
-// have to wait for them: a row of NaN or +inf logits gives NaN log-probs, and candidates, budgets and bonus tokens that
-// tree_build refuses give a tree of 0 nodes.
+// CUDA bindings of the operations on draft trees and of sampling: check, allocate, launch. Values are not checked on the
+// host, which would have to wait for them: a row of NaN or +inf logits gives NaN log-probs, candidates, budgets and bonus
+// tokens that tree_build refuses give a tree of 0 nodes, and parameters that sample refuses give token -1.
 #include <torch/library.h>
 
 #include <optional>
@@ -17,6 +17,7 @@ namespace kdtree::bind {
 namespace {
 
 using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
 using Tensors2 = std::tuple<Tensor, Tensor>;
 using Tensors3 = std::tuple<Tensor, Tensor, Tensor>;
 using Tensors5 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
@@ -186,6 +187,30 @@ void step_commit(const Tensor& accepted_path, const Tensor& num_accepted, const 
   call.check(step_commit_cuda(args, call.stream()));
 }
 
+Tensor sample(const Tensor& logits, const Tensor& stream, const Tensor& position, const Tensor& temperature,
+              const Tensor& top_k, const Tensor& top_p, const Tensor& seed, const OptionalTensor& rows_used) {
+  const char* op = "sample";
+  const CudaCall call(op, "logits", logits);
+  call.expect("logits", logits, at::kFloat, {-1, -1}, "[T, V]");
+  const int64_t num_rows = logits.size(0), vocab_size = logits.size(1);
+  expect_at_least(op, "vocabulary size V", vocab_size, 1);
+  call.expect("stream", stream, at::kInt, {num_rows}, "[T]");
+  call.expect("position", position, at::kInt, {num_rows}, "[T]");
+  call.expect("temperature", temperature, at::kFloat, {-1}, "[S]");
+  const int64_t num_streams = temperature.size(0);
+  call.expect("top_k", top_k, at::kInt, {num_streams}, "[S]");
+  call.expect("top_p", top_p, at::kFloat, {num_streams}, "[S]");
+  call.expect("seed", seed, at::kLong, {num_streams}, "[S]");
+  Tensor token = call.empty({num_rows}, at::kLong);
+  call.check(sample_cuda({logits.const_data_ptr<float>(), stream.const_data_ptr<int32_t>(),
+                          position.const_data_ptr<int32_t>(), temperature.const_data_ptr<float>(),
+                          top_k.const_data_ptr<int32_t>(), top_p.const_data_ptr<float>(),
+                          seed.const_data_ptr<int64_t>(), token.mutable_data_ptr<int64_t>(), num_rows, vocab_size,
+                          num_streams, 0, call.rows_in_use(rows_used)},
+                         call.stream()));
+  return token;
+}
+
 }  // namespace
 
 KDTREE_LIBRARY_IMPL(KDTREE_NS, CUDA, m) {
@@ -195,6 +220,7 @@ KDTREE_LIBRARY_IMPL(KDTREE_NS, CUDA, m) {
   m.impl("tree_rows_padded", &tree_rows_padded);
   m.impl("tree_accept", &tree_accept);
   m.impl("step_commit", &step_commit);
+  m.impl("sample", &sample);
 }
 
 }  // namespace kdtree::bind

@@ -16,6 +16,8 @@ KDTREE_LIBRARY(KDTREE_NS, m) {
   m.def("swiglu(Tensor gate_up, Tensor? num_rows=None) -> Tensor");
   m.def("residual_add(Tensor x, Tensor y, Tensor? num_rows=None) -> Tensor");
   m.def("argmax(Tensor logits, Tensor? num_rows=None) -> Tensor");
+  m.def("sample(Tensor logits, Tensor stream, Tensor position, Tensor temperature, Tensor top_k, Tensor top_p, "
+        "Tensor seed, Tensor? num_rows=None) -> Tensor");
   m.def("moe_route(Tensor logits, Tensor? bias, int top_k, int scoring, bool renormalize, float scaling_factor, "
         "Tensor? num_rows=None) -> (Tensor expert_id, Tensor weight)");
   m.def("moe_experts(Tensor x, Tensor gate_up, Tensor down, Tensor? shared_gate_up, Tensor? shared_down, "

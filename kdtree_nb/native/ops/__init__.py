@@ -17,6 +17,7 @@ from kdtree_nb.native.ops.model_ops import (
     residual_add,
     rms_norm,
     rope,
+    sample,
     swiglu,
     verify_attn,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "residual_add",
     "rms_norm",
     "rope",
+    "sample",
     "step_commit",
     "swiglu",
     "tree_accept",

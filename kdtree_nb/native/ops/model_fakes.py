@@ -67,6 +67,14 @@ def argmax_fake(logits: Tensor, num_rows: Tensor | None = None) -> Tensor:
 
 
 @native.fake
+def sample_fake(
+    logits: Tensor, stream: Tensor, position: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, seed: Tensor,
+    num_rows: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    return logits.new_empty((logits.shape[0],), dtype=torch.int64)
+
+
+@native.fake
 def moe_route_fake(
     logits: Tensor,
     bias: Tensor | None,

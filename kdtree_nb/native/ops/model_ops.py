@@ -128,6 +128,25 @@ def argmax(logits: Tensor, num_rows: Tensor | None = None) -> Tensor:
     return native.argmax(logits, num_rows)
 
 
+def sample(
+    logits: Tensor, stream: Tensor, position: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, seed: Tensor,
+    num_rows: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """A random token of each row: f32 [T, V], stream and position i32 [T] as in Rows -> i64 [T].
+
+    Per stream: temperature f32 [S], top_k i32 [S], top_p f32 [S], seed i64 [S]. The token is a draw from
+    softmax(logits / temperature) over those that top_k (0: all, up to 1024) and top_p keep: the argmax of logit /
+    temperature + noise, where the noise of a token is a function of (seed, position + 1, token id) and of nothing else.
+    Temperature 0 is the argmax. -1 for a row that holds a NaN.
+
+    top_p below 1 keeps the fewest of the top_k (0: 1024) most likely tokens whose probabilities, among these, add up to
+    top_p; at least one, the lower id first on ties. The noise has 32 bits: what is less likely than another token by
+    2^-33 is never chosen. The same logits give the same tokens on a CPU and on a GPU. Raises ValueError for a stream or
+    parameter out of range; on a GPU such a row gives -1.
+    """
+    return native.sample(logits, stream, position, temperature, top_k, top_p, seed, num_rows)
+
+
 def moe_route(
     logits: Tensor,
     top_k: int,
