@@ -1,7 +1,7 @@
-"""kdtree_nb: greedy-exact speculative decoding with draft trees, over native kernels.
+"""kdtree_nb: exact speculative decoding with draft trees, over native kernels.
 
-Public names: `Engine`, `load_model`, `ops`, `drafters`, `reference`, `viz`. They are imported on first use, so that
-`import kdtree_nb` costs nothing and `kdtree_nb.reference` works without torch.
+Public names: `Engine`, `Sampling`, `load_model`, `ops`, `drafters`, `reference`, `viz`. They are imported on first use,
+so that `import kdtree_nb` costs nothing and `kdtree_nb.reference` works without torch.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["Engine", "drafters", "load_model", "ops", "reference", "viz"]
+__all__ = ["Engine", "Sampling", "drafters", "load_model", "ops", "reference", "viz"]
 
 _MODULES = {
     "Engine": "kdtree_nb.speculate",
+    "Sampling": "kdtree_nb.speculate",
     "load_model": "kdtree_nb.model",
     "ops": "kdtree_nb.native.ops",
     "drafters": "kdtree_nb.drafters",
@@ -25,7 +26,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'kdtree_nb' has no attribute {name!r}; its public names are {sorted(_MODULES)}")
     module = importlib.import_module(_MODULES[name])
-    return getattr(module, name) if name in ("Engine", "load_model") else module
+    return getattr(module, name) if name in ("Engine", "Sampling", "load_model") else module
 
 
 def __dir__() -> list[str]:

@@ -11,6 +11,9 @@ from kdtree_nb.errors import CheckpointError
 MAX_BUDGET = 1023
 """Largest number of tree nodes besides the root."""
 
+MAX_TOP_K = 1024
+"""Most tokens that sampling's top_k may keep, and as many as its top_p looks at."""
+
 NUM_SEGMENTS = 8
 """A reduction is always cut into this many segments; see `segment_bounds`."""
 

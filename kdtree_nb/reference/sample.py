@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-MAX_TOP_K = 1024
-"""Most tokens that top_k may keep, and as many as top_p looks at."""
+from kdtree_nb.config import MAX_TOP_K
 
 
 def philox(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:

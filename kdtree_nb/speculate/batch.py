@@ -135,7 +135,7 @@ class Batch:
 
     @timed("verify")
     def verify(self, tree: DraftTree) -> Verified:
-        """One target forward over the rows of the trees, and its greedy choice after every node."""
+        """One target forward over the rows of the trees, and its choice after every node."""
         num_nodes = tree.num_nodes.tolist()
         try:
             logits, token = self.forward(tree, sum(num_nodes))

@@ -1,4 +1,4 @@
-"""Engine: greedy generation, token by token (AR) or with draft trees (DDTree). Both give the same tokens and logits."""
+"""Engine: generation token by token (AR) or with draft trees (DDTree). Both give the same tokens and logits."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from kdtree_nb.model import Model
 from kdtree_nb.speculate.batch import Batch
 from kdtree_nb.speculate.forward import TreeForward
 from kdtree_nb.speculate.request import check_budgets, check_counts, check_prompts, check_stop_tokens
+from kdtree_nb.speculate.sampling import Sampling, check_samplings
 from kdtree_nb.speculate.stats import Generation, StepRecord
 from kdtree_nb.speculate.stream import Stream
 
@@ -19,6 +20,7 @@ DEFAULT_MAX_SEQ_LEN = 4096
 
 OnStep = Callable[[StepRecord], None]
 Prompts = Sequence[int] | Sequence[Sequence[int]]
+Samplings = Sampling | Sequence[Sampling | None] | None
 
 
 class Engine:
@@ -49,36 +51,39 @@ class Engine:
 
     def generate_ar(
         self, prompt_ids: Prompts, max_new_tokens: int | Sequence[int], *, return_logits: bool = False,
-        stop_token_ids: Sequence[int] | None = None, on_step: OnStep | None = None,
+        stop_token_ids: Sequence[int] | None = None, on_step: OnStep | None = None, sampling: Samplings = None,
     ) -> Generation | list[Generation]:  # fmt: skip
         """One token per target forward: the DDTree loop with budget 0. Arguments and errors as `generate_ddtree`."""
-        return self._generate(prompt_ids, max_new_tokens, 0, return_logits, stop_token_ids, on_step)
+        return self._generate(prompt_ids, max_new_tokens, 0, return_logits, stop_token_ids, on_step, sampling)
 
     def generate_ddtree(
         self, prompt_ids: Prompts, max_new_tokens: int | Sequence[int], *, return_logits: bool = False,
         stop_token_ids: Sequence[int] | None = None, on_step: OnStep | None = None,
-        budget: int | Sequence[int] | None = None,
+        budget: int | Sequence[int] | None = None, sampling: Samplings = None,
     ) -> Generation | list[Generation]:  # fmt: skip
-        """Greedy decoding with draft trees. One list of ids gives a Generation, a list of lists a list of them.
+        """Decoding with draft trees. One list of ids gives a Generation, a list of lists a list of them.
 
         max_new_tokens, budget: for all streams, or one per stream (budget: default the engine's)
         stop_token_ids:         ids that end the text; default the model's eos_token_ids
         on_step:                called with a StepRecord after each step, to stream or to draw
+        sampling:               a Sampling for all streams, or one per stream; None is greedy
 
-        Raises ValueError on a bad prompt, budget or count, and NonFiniteError on NaN logits.
+        Raises ValueError on a bad prompt, budget, count or sampling, and NonFiniteError on NaN logits.
         """
         budget = self.budget if budget is None else budget
-        return self._generate(prompt_ids, max_new_tokens, budget, return_logits, stop_token_ids, on_step)
+        return self._generate(prompt_ids, max_new_tokens, budget, return_logits, stop_token_ids, on_step, sampling)
 
     @torch.inference_mode()
     def _generate(
         self, prompt_ids: Prompts, max_new_tokens: int | Sequence[int], budget: int | Sequence[int],
-        return_logits: bool, stop_token_ids: Sequence[int] | None, on_step: OnStep | None,
+        return_logits: bool, stop_token_ids: Sequence[int] | None, on_step: OnStep | None, sampling: Samplings,
     ) -> Generation | list[Generation]:  # fmt: skip
         prompts, is_single = check_prompts(prompt_ids, self.model.config.vocab_size, self.max_seq_len)
         stop = self.model.config.eos_token_ids if stop_token_ids is None else stop_token_ids
         streams = self._streams(prompts, max_new_tokens, budget, check_stop_tokens(stop))
+        samplings = check_samplings(sampling, len(prompts))
         forward = self._forward_for(streams)
+        forward.choose.set(samplings)
         batch = Batch(forward, self.drafter, streams, return_logits, on_step)
         if batch.running:
             batch.prefill()

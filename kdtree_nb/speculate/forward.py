@@ -10,6 +10,7 @@ import torch
 from kdtree_nb.model import LatentCache, Model
 from kdtree_nb.native import ops
 from kdtree_nb.native.capture import Capture
+from kdtree_nb.speculate.sampling import Choose, Chooser, greedy
 from kdtree_nb.tree import DraftTree
 
 MAX_CAPTURED_ROWS = 33
@@ -22,13 +23,16 @@ SLOT_UNIT = 256
 """A cache has a multiple of this many slots per stream."""
 
 Choice = tuple[torch.Tensor, torch.Tensor]
-"""Logits f32 [T, V] and the greedy token i64 [T] of every row."""
+"""Logits f32 [T, V] and the token i64 [T] chosen after every row."""
 
 
-def forward(model: Model, cache: LatentCache, prefix_len: torch.Tensor, tree: DraftTree) -> Choice:
+def forward(
+    model: Model, cache: LatentCache, prefix_len: torch.Tensor, tree: DraftTree, choose: Choose = greedy
+) -> Choice:
     """One forward over the rows of `tree` behind the first prefix_len i32 [S] slots of `cache`."""
-    logits = model.forward(ops.tree_rows(tree, prefix_len), tree, cache, prefix_len)
-    return logits, ops.argmax(logits)
+    rows = ops.tree_rows(tree, prefix_len)
+    logits = model.forward(rows, tree, cache, prefix_len)
+    return logits, choose(logits, rows)
 
 
 class TreeForward:
@@ -36,11 +40,12 @@ class TreeForward:
 
     def __init__(self, model: Model, cache: LatentCache, prefix_len: torch.Tensor) -> None:
         self.model, self.cache, self.prefix_len = model, cache, prefix_len
-        self._forward = functools.partial(forward, model, cache, prefix_len)
+        self.choose = Chooser(len(prefix_len), model.device)
+        self._forward = functools.partial(forward, model, cache, prefix_len, choose=self.choose)
         self._addresses = _addresses(model)
         self._storages = [t.untyped_storage() for t in model.tensors()]  # captured calls read them: they must stay
         self._max_captured_rows = MAX_CAPTURED_ROWS if model.device.type == "cpu" else 0
-        self._captures: dict[tuple[int, int, int], tuple[DraftTree, Capture[Choice]]] = {}
+        self._captures: dict[tuple[int, int, int, bool], tuple[DraftTree, Capture[Choice]]] = {}
 
     @classmethod
     def allocate(cls, model: Model, num_streams: int, num_slots: int) -> TreeForward:
@@ -62,7 +67,7 @@ class TreeForward:
         """
         if num_rows > self._max_captured_rows:
             return self._forward(tree)
-        shape = (tree.max_budget, num_rows, torch.get_num_threads())
+        shape = (tree.max_budget, num_rows, torch.get_num_threads(), self.choose.is_greedy)
         if shape not in self._captures:
             if len(self._captures) == MAX_CAPTURES:
                 self._captures.clear()

@@ -20,10 +20,10 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 OPS_BUILT = (
-    "embed rms_norm rope swiglu residual_add argmax moe_route cache_append cache_compact verify_attn draft_topk "
+    "embed rms_norm rope swiglu residual_add argmax sample moe_route cache_append cache_compact verify_attn draft_topk "
     "tree_build tree_rows tree_accept"
 ).split()
-STEMS = "embed rms_norm rope swiglu argmax moe_route cache draft_topk tree_build tree_rows tree_accept".split()
+STEMS = "embed rms_norm rope swiglu argmax sample moe_route cache draft_topk tree_build tree_rows tree_accept".split()
 C_TYPES = {
     "int64_t": ctypes.c_int64,
     "int32_t": ctypes.c_int32,

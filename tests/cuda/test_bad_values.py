@@ -98,6 +98,20 @@ def test_a_broken_tree_cannot_make_attention_hang_or_read_elsewhere():
     assert out.isfinite().all()
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [(0, -1.0), (0, float("nan")), (0, float("inf")), (0, 1e-39), (1, -1), (1, 1025), (2, 0.0), (2, 1.5)],
+)
+def test_rows_that_no_token_can_be_drawn_of_are_minus_one(column, value):
+    parameters = [torch.ones(3), int32([0, 5, 5]), torch.ones(3), torch.tensor([1, 2, 3])]
+    parameters[column][1] = value
+    logits = torch.randn(5, 300)
+    token = ops.sample(logits, int32([0, 1, 2, 3, -1]), int32([0, 1, 2, 3, 4]), *parameters)
+    assert token.ge(0).tolist() == [True, False, True, False, False] and token.ge(-1).all()
+    position = ops.sample(logits[:2], int32([0, 0]), int32([-1, 7]), *parameters)
+    assert position.ge(0).tolist() == [False, True]
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_bad_logits_give_nan_log_probs_of_their_row(value):
     logits = torch.zeros(2, 3, 101)

@@ -68,6 +68,13 @@ def verify_attn(i: Inputs) -> Call:
     return Call("verify_attn", rows, [i.normal(2, 90, 24), parent, depth, prefix_len, 0.2], order)
 
 
+def sample(i: Inputs) -> Call:
+    """Stream 0 draws from 3 tokens, stream 1 from all."""
+    columns = (([0.7, 1.0], torch.float32), ([3, 0], torch.int32), ([0.9, 1.0], torch.float32), ([5, 6], torch.int64))
+    parameters = [torch.tensor(values, dtype=dtype, device=i.device) for values, dtype in columns]
+    return Call("sample", [i.normal(T, 50, dtype=torch.float32), i.ids(2, T).int(), i.ids(99, T).int()], parameters)
+
+
 OTHERS_FIRST = lambda rows, others: [*others, *rows]  # noqa: E731
 CALLS = {
     "embed": lambda i: Call("embed", [i.ids(11, T)], [i.normal(11, 5)], OTHERS_FIRST),
@@ -84,6 +91,7 @@ CALLS = {
     "swiglu": lambda i: Call("swiglu", [i.normal(T, 34)]),
     "residual_add": lambda i: Call("residual_add", [i.normal(T, 33), i.normal(T, 33)]),
     "argmax": lambda i: Call("argmax", [i.normal(T, 50, dtype=torch.float32)]),
+    "sample": sample,
     "moe_route": lambda i: Call("moe_route", [i.normal(T, 6, dtype=torch.float32)], [None, 2, 0, True, 1.5]),
     "moe_experts": moe_experts,
     "verify_attn": verify_attn,

@@ -1,0 +1,107 @@
+"""Sampling: how a stream's tokens are drawn, and the choice of the token after every row."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from kdtree_nb.config import MAX_TOP_K
+from kdtree_nb.native import ops
+
+MIN_TEMPERATURE = 2.0**-126
+"""Smallest temperature that samples: its reciprocal must be finite in FP32."""
+
+
+def _require(condition: bool, name: str, expected: str, got: Any) -> None:
+    if not condition:
+        raise ValueError(f"Sampling: {name}: expected {expected}, got {got!r}")
+
+
+def _float32(value: Any) -> float:
+    """`value` rounded to FP32, NaN for what is no number."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return math.nan
+    return torch.tensor(float(value), dtype=torch.float32, device="cpu").item()
+
+
+def _is_integer(value: Any, largest: int) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and 0 <= value <= largest
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """Draw each token from softmax(logits / temperature), over the most likely tokens.
+
+    temperature: 0 is greedy; 1 is the model's own distribution
+    top_k:       keep the most likely top_k tokens, 1 … 1024; 0 keeps all
+    top_p:       of those (of 1024 where top_k is 0) keep the fewest whose probabilities add up to top_p; 1 keeps all
+    seed:        0 … 2^63 - 1. The same seed gives the same text, with or without a drafter, alone or in a batch
+
+    Chance enters as noise that is a function of (seed, position in the text, token id): see `kdtree_nb.ops.sample`.
+    Two streams of one seed have the same noise; give each its own. Raises ValueError on anything out of range.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        temperature, top_p = _float32(self.temperature), _float32(self.top_p)
+        is_good = temperature == 0 == self.temperature or MIN_TEMPERATURE <= temperature < math.inf
+        _require(is_good, "temperature", "0 (greedy) or a finite FP32 number of at least 2^-126", self.temperature)
+        _require(_is_integer(self.top_k, MAX_TOP_K), "top_k", f"an integer of 0 (all) … {MAX_TOP_K}", self.top_k)
+        _require(0 < top_p <= 1 and self.top_p <= 1, "top_p", "a number above 0 and at most 1", self.top_p)
+        _require(_is_integer(self.seed, 2**63 - 1), "seed", "an integer of 0 … 2^63 - 1", self.seed)
+
+
+GREEDY = Sampling(temperature=0.0)
+
+Choose = Callable[[torch.Tensor, ops.Rows], torch.Tensor]
+"""From logits f32 [T, V] and their rows to the token i64 [T] after each; -1 for a row with a NaN."""
+
+
+def greedy(logits: torch.Tensor, rows: ops.Rows) -> torch.Tensor:
+    """The argmax of each row."""
+    return ops.argmax(logits, rows.num_rows)
+
+
+def check_samplings(sampling: Any, num_streams: int) -> list[Sampling]:
+    """One Sampling per stream; None is greedy. Raises ValueError on other types and another number of them."""
+    values = [sampling] * num_streams if sampling is None or isinstance(sampling, Sampling) else sampling
+    if not isinstance(values, Sequence) or not all(value is None or isinstance(value, Sampling) for value in values):
+        raise ValueError(f"sampling: expected a Sampling, or one (or None) for each stream, got {sampling!r}")
+    if len(values) != num_streams:
+        raise ValueError(f"sampling: expected one, or one for each of {num_streams} streams, got {len(values)}")
+    return [GREEDY if value is None else value for value in values]
+
+
+class Chooser:
+    """A `Choose` by the parameters of S streams: greedy where no stream samples.
+
+    The parameters lie on the device, so that a captured choice takes those of the next text.
+    """
+
+    def __init__(self, num_streams: int, device: torch.device) -> None:
+        self.is_greedy = True
+        self._parameters = [
+            torch.zeros(num_streams, dtype=dtype, device=device)
+            for dtype in (torch.float32, torch.int32, torch.float32, torch.int64)
+        ]
+
+    def set(self, samplings: list[Sampling]) -> None:
+        """Choose as `samplings` say from now on, one for each stream."""
+        self.is_greedy = all(sampling.temperature == 0 for sampling in samplings)
+        columns = zip(*(dataclasses.astuple(sampling) for sampling in samplings), strict=True)
+        for tensor, column in zip(self._parameters, columns, strict=True):
+            tensor.copy_(torch.tensor(column, dtype=tensor.dtype))
+
+    def __call__(self, logits: torch.Tensor, rows: ops.Rows) -> torch.Tensor:
+        if self.is_greedy:
+            return greedy(logits, rows)
+        return ops.sample(logits, rows.stream, rows.position, *self._parameters, rows.num_rows)
