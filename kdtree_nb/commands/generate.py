@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from kdtree_nb.commands import common
 
 if TYPE_CHECKING:
     from kdtree_nb.model import Model
-    from kdtree_nb.speculate import StepRecord
+    from kdtree_nb.speculate import Sampling, StepRecord
 
 HELP = "continue a prompt, printing text as it is accepted"
 EPILOG = """example:
@@ -24,18 +25,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_generation_arguments(parser)
     parser.add_argument("--ar", action="store_true", help="plain decoding, one token per target forward")
     parser.add_argument("--max-seq-len", type=int, metavar="N", help="most tokens of prompt and output together")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0: greedy (default); 1: the model's"
+    )
+    parser.add_argument("--top-k", type=int, metavar="K", help="draw from the K most likely tokens (default: all)")
+    parser.add_argument(
+        "--top-p", type=float, metavar="P", help="of those, from the fewest that make up P (default: 1)"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="of the draws; the same seed, the same text (default: 0)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Generate; statistics go to standard error."""
     from kdtree_nb.speculate import Engine
 
+    sampling = _sampling(args)
     text, source = _prompt(args)
     drafter = None if args.ar else common.make_drafter(args.drafter)
     model = common.load(args)
     prompt = common.encode(model, text, source)
     engine = Engine(model, drafter=drafter, budget=args.budget, max_seq_len=args.max_seq_len)
     generate = engine.generate_ar if drafter is None else engine.generate_ddtree
+    generate = functools.partial(generate, sampling=sampling)
     if args.json:
         result = generate(prompt, args.max_new_tokens)
         print(json.dumps({"model": args.model, "prompt": text, **common.generation_json(model, result)}))
@@ -53,6 +64,17 @@ def run(args: argparse.Namespace) -> int:
         file=sys.stderr,
     )
     return 0
+
+
+def _sampling(args: argparse.Namespace) -> Sampling:
+    """The Sampling that the options name. Raises ValueError on options that would have no effect."""
+    from kdtree_nb.speculate import Sampling
+
+    given = {name: getattr(args, name) for name in ("top_k", "top_p", "seed") if getattr(args, name) is not None}
+    if given and args.temperature == 0:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ValueError(f"{options}: expected --temperature above 0 beside it, got greedy decoding")
+    return Sampling(args.temperature, **given)
 
 
 def _prompt(args: argparse.Namespace) -> tuple[str, str]:

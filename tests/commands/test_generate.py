@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 
-from kdtree_nb import Engine, cli
+from kdtree_nb import Engine, Sampling, cli
 from kdtree_nb.commands.generate import TextPrinter
 from kdtree_nb.speculate import StepRecord
 
@@ -40,6 +40,35 @@ def test_json(capsys, models):
     found = json.loads(capsys.readouterr().out)
     assert found["text"] == expected(models, 24) and found["finish_reason"] == "length"
     assert len(found["tokens"]) == 24 == found["num_target_forwards"] + sum(found["accepted_per_step"])
+
+
+SAMPLED = ["generate", "--prompt", PROMPT, "--max-new-tokens", "40", "--temperature", "0.9"]
+
+
+@pytest.mark.parametrize("options", [[], ["--ar"], ["--drafter", "random", "--budget", "3"]])
+def test_a_seed_names_a_text(capsys, models, options):
+    model = models("tiny")
+    sampling = Sampling(0.9, top_k=40, top_p=0.95, seed=6)
+    tokens = Engine(model).generate_ar(model.tokenizer.encode(PROMPT), 40, sampling=sampling).tokens
+    assert cli.main([*SAMPLED, "--top-k", "40", "--top-p", "0.95", "--seed", "6", "--json", *options]) == 0
+    assert json.loads(capsys.readouterr().out)["tokens"] == tokens
+    assert cli.main([*SAMPLED, "--top-k", "40", "--top-p", "0.95", "--seed", "7", "--json", *options]) == 0
+    assert json.loads(capsys.readouterr().out)["tokens"] != tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--temperature", "-1"], "Sampling: temperature: expected 0 (greedy) or a finite FP32 number"),
+        (["--temperature", "nan"], "Sampling: temperature: expected"),
+        (["--temperature", "1", "--top-k", "1025"], "Sampling: top_k: expected an integer of 0 (all) … 1024, got 1025"),
+        (["--temperature", "1", "--top-p", "0"], "Sampling: top_p: expected a number above 0 and at most 1, got 0"),
+        (["--top-k", "5", "--seed", "3"], "--top-k, --seed: expected --temperature above 0 beside it, got greedy"),
+    ],
+)
+def test_bad_sampling(capsys, options, message):
+    assert cli.main(["generate", "--prompt", PROMPT, "--max-new-tokens", "4", *options]) != 0
+    assert message in capsys.readouterr().err
 
 
 def test_nothing_to_generate(capsys):
