@@ -1,6 +1,6 @@
 """Pictures, timing and exercises for the chapters. Figures are transparent and read in light and dark mode."""
 
-from kdtree_nb.viz import exercise
+from kdtree_nb.viz import exercise, gpu
 from kdtree_nb.viz.acceptance import draw_acceptance
 from kdtree_nb.viz.mask import draw_mask
 from kdtree_nb.viz.records import Record, Result, load_record, load_records
@@ -43,6 +43,7 @@ __all__ = [
     "draw_tree",
     "exercise",
     "figure",
+    "gpu",
     "load_record",
     "load_records",
     "measure",
