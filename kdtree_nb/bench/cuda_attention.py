@@ -74,7 +74,7 @@ class Cell:
         """All over all caches, after a check that they agree."""
         want, got = self.torch(self.caches[0], False), self.native(self.caches[0]).flatten(0, 1)
         agree = (want - got).abs().max() <= 3e-2 * want.abs().max()
-        require(bool(agree), "verify_attn", "the attended latents to 3 % of the largest value")
+        require(bool(agree), "verify_attn_sweep", "the attended latents to 3 % of the largest value")
         return {
             "torch masked": [lambda c=c: self.torch(c, False) for c in self.caches],
             "torch lean": [lambda c=c: self.torch(c, True) for c in self.caches],
@@ -91,7 +91,7 @@ class Cell:
         return sizes | dims | lab.work(num_bytes * DTYPE.itemsize, flops, DTYPE)
 
 
-def verify_attn(lab: Lab, effort: Effort) -> list[Measurement]:
+def verify_attn_sweep(lab: Lab, effort: Effort) -> list[Measurement]:
     """Attention of tree rows over long prefixes in BF16, by graph replays over caches in turn. Contenders: matmul,
     masked softmax and matmul in torch with probabilities in FP32 before they are rounded, or rounded at once
     (lean), and the native operation."""
@@ -102,5 +102,5 @@ def verify_attn(lab: Lab, effort: Effort) -> list[Measurement]:
         for heads in HEADS:
             for nodes in effort.some(NODES):
                 cell = Cell(lab, heads, nodes, prefix_len, keys)
-                results += lab.compete("verify_attn", cell.contenders(), effort, cell.params(lab))
+                results += lab.compete("verify_attn_sweep", cell.contenders(), effort, cell.params(lab))
     return results

@@ -47,7 +47,9 @@ def ngram_ddtree(lab: Lab, effort: Effort) -> list[Measurement]:
     """NGram DDTree against AR on repetitive real text, whole calls with prefill, in FP32 and BF16; wall time."""
     results = []
     for dtype in DTYPES:
-        results += ngram_runs(_shortened(effort), setting.model("tiny", lab.device, dtype), dtype=dtype_name(dtype))
+        group = "ngram_ddtree" if dtype == torch.float32 else "ngram_ddtree_bf16"
+        model = setting.model("tiny", lab.device, dtype)
+        results += ngram_runs(_shortened(effort), model, group, dtype=dtype_name(dtype))
     return results
 
 

@@ -63,7 +63,7 @@ def _topk_params(lab: Lab, num_streams: int) -> dict[str, object]:
     return sizes | lab.work(num_values * 4, 4 * num_values, torch.float32)
 
 
-def tree_build(lab: Lab, effort: Effort) -> list[Measurement]:
+def tree_build_sweep(lab: Lab, effort: Effort) -> list[Measurement]:
     """A tree over 15 depths: native, and Python's heapq. The native operation has its candidates on the GPU and is
     timed by graph replays, the published algorithm has them on the host and is timed by the clock."""
     logits = drafter_logits(lab)
@@ -73,12 +73,12 @@ def tree_build(lab: Lab, effort: Effort) -> list[Measurement]:
         bonus = torch.ones(1, dtype=torch.int64, device=lab.device)
         on_host = log_probs[0].cpu(), ids[0].cpu(), budget
         published, tree = build_tree_heapq(*on_host), ops.tree_build(log_probs, ids, bonus, budget)
-        require(tree.parent[0].tolist() == published.parent, "tree_build", "parents")
-        require(torch.equal(tree.visibility(0), published.visibility), "tree_build", "visibility")
+        require(tree.parent[0].tolist() == published.parent, "tree_build_sweep", "parents")
+        require(torch.equal(tree.visibility(0), published.visibility), "tree_build_sweep", "visibility")
         native = [lambda a=(log_probs, ids, bonus, budget): ops.tree_build(*a)]
         contenders = {"heapq": once(lambda a=on_host: build_tree_heapq(*a)), "native": lab.sample(native)}
         params = {"budget": budget, "depth": DEPTH, "num_candidates": budget}
-        results += compete("tree_build", contenders, effort.num_rounds, params)
+        results += compete("tree_build_sweep", contenders, effort.num_rounds, params)
     return results
 
 

@@ -35,15 +35,15 @@ def ngram_ddtree(effort: Effort) -> list[Measurement]:
     return ngram_runs(effort, setting.model("tiny"))
 
 
-def ngram_runs(effort: Effort, model: Model, **params: Any) -> list[Measurement]:
-    """The measurements of `ngram_ddtree` with the model tiny on some device in some dtype, which `params` name."""
+def ngram_runs(effort: Effort, model: Model, group: str = "ngram_ddtree", **params: Any) -> list[Measurement]:
+    """The measurements of `ngram_ddtree` with the model tiny on some device in some dtype."""
     engine = Engine(model, drafter=NGram(), budget=BUDGET)
     runs = {"AR": engine.generate_ar, "DDTree": engine.generate_ddtree}
     params = {"model": "tiny", "budget": BUDGET, "num_tokens": effort.num_tokens} | params
     single = []
     for name, prompt in setting.prompts("repetitive").items():
-        single += _one_prompt("ngram_ddtree_prompt", runs, prompt, effort, {"prompt": name, **params})
-    return _added("ngram_ddtree", single, params) + single
+        single += _one_prompt(f"{group}_prompt", runs, prompt, effort, {"prompt": name, **params})
+    return _added(group, single, params) + single
 
 
 def ngram_chain(effort: Effort) -> list[Measurement]:

@@ -24,7 +24,7 @@ from kdtree_nb.viz.theme import device_label
 _ROOT = Path(__file__).resolve().parents[2]
 _MEASURED = ("kdtree_nb", "kernels", "data/tiny.kdtr", "data/prompts.json")
 COMMIT_VARIABLE = "KDTREE_COMMIT"
-"""Names the commit where the sources lie without their git folder."""
+"""Names the commit where the sources do not lie in their own git folder."""
 
 _GPU_FIELDS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "memory.total")
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -77,8 +77,9 @@ def versions(device: str = "cpu") -> dict[str, str]:
         "compiler": compiler,
     }
     if device == "cuda":
-        nvcc = cuda_toolchain.nvcc_version(cuda_toolchain.find_nvcc())[1]
-        found |= {"CUDA": str(torch.version.cuda), "nvcc": nvcc}
+        text = cuda_toolchain.nvcc_version(cuda_toolchain.find_nvcc())[1]
+        release = re.search(r"V(\d+\.\d+\.\d+)", text)
+        found |= {"CUDA": str(torch.version.cuda), "nvcc": release[1] if release else text}
     return found
 
 
@@ -94,13 +95,16 @@ def gpu_state() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Hash of the checked-out commit, with `-dirty` if what is measured differs from it; without git, KDTREE_COMMIT,
-    where it is set, else "unknown"."""
+    """KDTREE_COMMIT where it is set; else the hash of the checked-out commit, with `-dirty` if what is measured differs
+    from it; "unknown" without git."""
+    named = os.environ.get(COMMIT_VARIABLE)
+    if named:
+        return named
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
         changed = _git("status", "--porcelain", "--", *_MEASURED)
     except (OSError, subprocess.SubprocessError):
-        return os.environ.get(COMMIT_VARIABLE) or "unknown"
+        return "unknown"
     return f"{head}-dirty" if changed else head
 
 

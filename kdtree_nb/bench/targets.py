@@ -140,8 +140,14 @@ def markdown_table(verdicts: Iterable[Verdict]) -> str:
         t, sign = v.target, "≥" if v.target.at_least else "≤"
         where = ", ".join(f"{k} {p}" for k, p in v.params.items() if k in _SHOWN)
         reached = f"{v.num_met} of {v.num_cells}" if v.met else f"**missed** ({v.num_met} of {v.num_cells}) {t.open}"
-        lines.append(f"| {t.claim} | {sign} {t.bound:g} {t.unit} | {v.got:.3g} | {where} | {reached.strip()} |")
+        lines.append(
+            f"| {t.claim} | {sign} {_shown(t.bound)} {t.unit} | {_shown(v.got)} | {where} | {reached.strip()} |"
+        )
     return "\n".join(lines) + "\n"
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 _SHOWN = ("model", "M", "N", "K", "dtype", "heads", "rows", "prefix_len", "budget", "streams", "what", "prompt_tokens")

@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from kdtree_nb.viz.records import Record, Result
 from kdtree_nb.viz.theme import BLUE, CYCLE, GREY, LINE_STYLES, MARKERS, figure
@@ -84,13 +85,16 @@ def plot_series(
 
 
 def _draw_lines(ax: Axes, found: Series, contenders: Sequence[str]) -> None:
-    for index, name in enumerate(contenders):
+    for index, name in enumerate(n for n in contenders if n in found.seconds):
         style = {"marker": MARKERS[index], "linestyle": LINE_STYLES[index], "color": CYCLE[index]}
         ax.plot(found.x, [s * 1e6 for s in found.seconds[name]], markersize=4, label=name, **style)
     if found.floor_s:
         ax.plot(found.x, [s * 1e6 for s in found.floor_s], color=GREY, linestyle=":", label=FLOOR)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.yaxis.set_minor_formatter(NullFormatter())
 
 
 def plot_linear(record: Record, shapes: Sequence[tuple[int, int]], dtype: str = "bfloat16") -> Figure:
@@ -101,9 +105,10 @@ def plot_linear(record: Record, shapes: Sequence[tuple[int, int]], dtype: str = 
 
 def plot_attention(record: Record, heads: int) -> Figure:
     """verify_attn beside materialised torch and the floor over the number of tree nodes, for each prefix length."""
-    prefixes = sorted({r.params["prefix_len"] for r in record.results if r.name == "verify_attn/native"})
+    contenders = ("native", "torch masked", "torch lean")
+    prefixes = sorted({r.params["prefix_len"] for r in record.results if r.name == "verify_attn_sweep/native"})
     cells = {f"prefix {p:,}": {"prefix_len": p, "heads": heads} for p in prefixes}
-    return plot_series(record, "verify_attn", "rows", "tree nodes", cells)
+    return plot_series(record, "verify_attn_sweep", "rows", "tree nodes", cells, contenders)
 
 
 def plot_bookkeeping(record: Record, published_s: Mapping[int, float] | None = None) -> Figure:
@@ -128,20 +133,18 @@ def plot_bookkeeping(record: Record, published_s: Mapping[int, float] | None = N
 
 def tokens_per_s(record: Record, dtype: str = "float32") -> dict[str, float]:
     """Tokens per second of one stream of tiny: AR steps of the contenders, and NGram DDTree over whole calls."""
-    group = "ar_step" if dtype == "float32" else "ar_step_bf16"
+    suffix = "" if dtype == "float32" else "_bf16"
     rates = {}
     for contender, label in _STEPS.items():
-        step = record.find(f"{group}/{contender}")
+        step = record.find(f"ar_step{suffix}/{contender}")
         if step:
             rates[label] = 1 / step.median
-    of_prompts = [
-        r for r in record.results if r.name == "ngram_ddtree_prompt/DDTree" and r.params.get("dtype") == dtype
-    ]
+    of_prompts = [r for r in record.results if r.name == f"ngram_ddtree{suffix}_prompt/DDTree"]
     if of_prompts:
         num_tokens = sum(r.params["num_tokens"] for r in of_prompts)
         rates["engine, NGram DDTree"] = num_tokens / sum(r.median for r in of_prompts)
     if not rates:
-        raise ValueError(f"tokens_per_s: {record.path.name}: expected {group} or ngram_ddtree in {dtype}, got none")
+        raise ValueError(f"tokens_per_s: {record.path.name}: expected ar_step or ngram_ddtree in {dtype}, got none")
     return rates
 
 

@@ -28,10 +28,10 @@ CONTENDERS = {
     "matmul": {"torch"},
     "linear": {"torch", "native"},
     "invariance_cost": {"invariant", "best shape", "best cuBLAS"},
-    "verify_attn": {"torch masked", "torch lean", "native"},
+    "verify_attn_sweep": {"torch masked", "torch lean", "native"},
     "moe_experts": {"torch grouped", "torch indexed", "native"},
     "draft_topk": {"torch", "native"},
-    "tree_build": {"heapq", "native"},
+    "tree_build_sweep": {"heapq", "native"},
     "draft_tree": {"native"},
     "bookkeeping": {"published", "native"},
     "bookkeeping_part": {"draft_topk", "tree_rows", "tree_accept", "cache_compact"},
@@ -39,6 +39,8 @@ CONTENDERS = {
     "ar_step_bf16": {"eager torch", "torch graph", "native"},
     "ngram_ddtree": {"AR", "DDTree"},
     "ngram_ddtree_prompt": {"AR", "DDTree"},
+    "ngram_ddtree_bf16": {"AR", "DDTree"},
+    "ngram_ddtree_bf16_prompt": {"AR", "DDTree"},
     "invariance": {"native", "torch"},
     "invariance_total": {"native"},
     "invariance_tokens": {"native", "torch"},
@@ -120,7 +122,7 @@ def test_a_row_that_depends_on_its_company_is_counted(small_lab, monkeypatch, op
     assert len(counted) == 2 and all(0 < m.params["changed_rows"] <= m.params["rows"] for m in counted)
 
 
-@pytest.mark.parametrize(("operation", "group"), [("linear", "linear"), ("verify_attn", "verify_attn"),
+@pytest.mark.parametrize(("operation", "group"), [("linear", "linear"), ("verify_attn", "verify_attn_sweep"),
                                                   ("moe_experts", "moe_experts")])  # fmt: skip
 def test_a_wrong_operation_is_not_timed(small_lab, monkeypatch, operation, group):
     right = getattr(ops, operation)

@@ -22,18 +22,18 @@ def record() -> Record:
     for prefix in (1024, 8192):
         for rows in (1, 8):
             sizes = {"prefix_len": prefix, "rows": rows, "heads": 8, "floor_s": 1e-6}
-            results.append(result("verify_attn/native", prefix * rows * 1e-9, **sizes))
+            results.append(result("verify_attn_sweep/native", prefix * rows * 1e-9, **sizes))
             if rows == 8:
-                results.append(result("verify_attn/torch masked", 5e-5, **sizes))
+                results.append(result("verify_attn_sweep/torch masked", 5e-5, **sizes))
     for budget in (64, 256):
         results.append(result("bookkeeping/native", budget * 1e-6, budget=budget))
         results.append(result("bookkeeping/published", budget * 1e-5, budget=budget))
     for group in ("ar_step", "ar_step_bf16"):
         for contender, seconds in (("eager torch", 2e-3), ("torch graph", 5e-4), ("native", 2.5e-4)):
             results.append(result(f"{group}/{contender}", seconds))
-    for dtype in ("float32", "bfloat16"):
+    for group in ("ngram_ddtree_prompt", "ngram_ddtree_bf16_prompt"):
         for prompt, seconds in (("a", 0.01), ("b", 0.03)):
-            results.append(result("ngram_ddtree_prompt/DDTree", seconds, prompt=prompt, dtype=dtype, num_tokens=100))
+            results.append(result(f"{group}/DDTree", seconds, prompt=prompt, num_tokens=100))
     versions = {"torch": "2.11"}
     return Record("Some GPU", "2026-12-01", "abc", versions, "kdtree-nb bench", tuple(results), Path("g.json"), "cuda")
 
@@ -50,7 +50,7 @@ def test_series_are_medians_over_one_param():
 
 
 def test_what_was_not_measured_is_nan_and_has_no_floor():
-    found = gpu.series(record(), "verify_attn", "rows", prefix_len=1024)
+    found = gpu.series(record(), "verify_attn_sweep", "rows", prefix_len=1024)
     assert math.isnan(found.seconds["torch masked"][0]) and found.seconds["torch masked"][1] == 5e-5
     steps = gpu.series(record(), "bookkeeping", "budget")
     assert steps.floor_s is None
@@ -61,8 +61,8 @@ def test_what_was_not_measured_is_nan_and_has_no_floor():
 def test_missing_and_ambiguous_results_are_named():
     with pytest.raises(ValueError, match=r"g.json: expected results of linear with M and \{'K': 65\}"):
         gpu.series(record(), "linear", "M", K=65)
-    with pytest.raises(ValueError, match="verify_attn/native: expected one result at rows"):
-        gpu.series(record(), "verify_attn", "rows")
+    with pytest.raises(ValueError, match="verify_attn_sweep/native: expected one result at rows"):
+        gpu.series(record(), "verify_attn_sweep", "rows")
 
 
 def test_linear_and_attention():
