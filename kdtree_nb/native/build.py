@@ -16,29 +16,26 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from kdtree_nb.errors import KernelBuildError, KernelUnavailableError
 from kdtree_nb.native.cuda_toolchain import CudaToolchain
-from kdtree_nb.native.guard import cache_errors, environment, file_lock
+from kdtree_nb.native.guard import LOCK_TIMEOUT_S, Report, build_once, environment
 from kdtree_nb.native.toolchain import Toolchain, as_one_word, find_toolchain
+
+if TYPE_CHECKING:  # imported where it is used: `native.capi` does without torch
+    import torch
 
 FLAGS = ("-O3", "-march=native", "-pthread", "-ffp-contract=off")
 """Compiler flags of every source. No fast-math: additions keep their order; fma happens only where it is written."""
 
 LINK_FLAGS = ("-pthread", "-Wl,--no-undefined")
 
-LOCK_TIMEOUT_S = 600.0
-"""How long to wait for another process that compiles the same kernels."""
-
 _BINDING_S = 10.0  # a file that includes torch's lean headers compiles in about this time
 _KERNEL_S = 1.0  # one without
 _CUDA_S = 6.0  # and one of CUDA, per architecture
-
-Report = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +135,8 @@ def cache_dir() -> Path:
 
 def device_kinds() -> tuple[str, ...]:
     """Devices whose kernels this torch can hold. A CPU build of torch refuses `.cu` sources even where nvcc exists."""
+    import torch
+
     return ("cpu", "cuda") if torch.version.cuda else ("cpu",)
 
 
@@ -150,10 +149,16 @@ def sources(root: Path, device: str) -> list[Path]:
 
 
 def sources_digest(root: Path) -> str:
-    """Hex digest of names and contents of all sources and headers."""
-    digest = hashlib.sha256()
+    """Hex digest of names and contents of all sources and headers, without those of the C ABI."""
     headers = [*root.rglob("*.h"), *(root.rglob("*.cuh") if "cuda" in device_kinds() else ())]
-    for path in sorted({*headers, *(p for device in device_kinds() for p in sources(root, device))}):
+    files = {*headers, *(path for device in device_kinds() for path in sources(root, device))}
+    return files_digest(root, [path for path in files if path.parent.name != "capi"])
+
+
+def files_digest(root: Path, files: Iterable[Path]) -> str:
+    """Hex digest of names, relative to `root`, and contents of files in any order."""
+    digest = hashlib.sha256()
+    for path in sorted(files):
         digest.update(f"{path.relative_to(root)}\0{path.stat().st_size}\0".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -161,6 +166,8 @@ def sources_digest(root: Path) -> str:
 
 def namespace_of(root: Path, toolchain: Toolchain) -> str:
     """`kdtree_<hash10>`: library name and torch namespace of these sources on this machine."""
+    import torch
+
     cuda = toolchain.cuda
     of_cuda = (cuda.nvcc_version, *cuda.flags) if isinstance(cuda, CudaToolchain) else ()
     parts = (sources_digest(root), *FLAGS, *LINK_FLAGS, toolchain.compiler, toolchain.compiler_version,
@@ -171,6 +178,8 @@ def namespace_of(root: Path, toolchain: Toolchain) -> str:
 def _load(root: Path, cache: Path, report: Report) -> Build:
     build = build_library(root, cache, report)
     if build.compile_s == 0.0:  # a fresh build is already loaded: cpp_extension.load builds and loads
+        import torch
+
         try:
             torch.ops.load_library(str(build.path))
         except OSError as error:
@@ -185,23 +194,18 @@ def build_library(root: Path, cache: Path, report: Report, lock_timeout_s: float
     """The library of the sources in `root`, compiled under `cache` unless it is complete there already."""
     toolchain = find_toolchain()
     name = namespace_of(root, toolchain)
-    folder = cache / name
-    library = folder / f"{name}.so"
     no_cuda = "" if isinstance(toolchain.cuda, CudaToolchain) else str(toolchain.cuda)
-    with cache_errors(cache):
-        if library.is_file():
-            return Build(name, library, 0.0, no_cuda)
-    with cache_errors(cache), file_lock(_make(folder) / "lock", lock_timeout_s, report):
-        if library.is_file():  # another process has built it while this one waited
-            return Build(name, library, 0.0, no_cuda)
-        for leftover in folder.glob("build-*"):
-            report(f"removing {leftover}, left by a build that did not finish")
-            shutil.rmtree(leftover, ignore_errors=True)
-        compile_s = _compile(root, toolchain, name, folder, report)
+
+    def compile_into(folder: Path) -> float:
+        return _compile(root, toolchain, name, folder, report)
+
+    library, compile_s = build_once(cache, name, compile_into, report, lock_timeout_s)
     return Build(name, library, compile_s, no_cuda)
 
 
 def _compile(root: Path, toolchain: Toolchain, name: str, folder: Path, report: Report) -> float:
+    import torch
+
     cuda = toolchain.cuda if isinstance(toolchain.cuda, CudaToolchain) else None
     files = [path for device in (("cpu", "cuda") if cuda else ("cpu",)) for path in sources(root, device)]
     _check_stems(root, files)
@@ -270,8 +274,3 @@ def _check_stems(root: Path, files: list[Path]) -> None:
         raise KernelBuildError(
             f"native kernels: stems used twice in {root}: {twice}. Rename one of each; objects share names."
         )
-
-
-def _make(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder

@@ -10,8 +10,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import torch
-
 from kdtree_nb.errors import KernelBuildError, KernelUnavailableError
 
 MIN_ARCH = 90
@@ -50,20 +48,31 @@ class CudaToolchain:
         return [*FLAGS, *(f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in self.archs)]
 
 
-def find_cuda_toolchain() -> CudaToolchain:
-    """Find all that CUDA kernels need. Raises KernelUnavailableError where they cannot run on this machine, and
-    KernelBuildError where they cannot be compiled; both name what was looked for, where, and the remedy."""
-    if not torch.version.cuda:
-        raise KernelUnavailableError(
-            f"CUDA kernels: torch {torch.__version__} is a CPU build. Install one for CUDA: see https://pytorch.org"
-        )
+def find_cuda_toolchain(for_torch: bool = True) -> CudaToolchain:
+    """Find all that CUDA kernels need, beside torch or without it. Raises KernelUnavailableError where they cannot run
+    on this machine, and KernelBuildError where they cannot be compiled; both name what was looked for, where, and the
+    remedy."""
+    release = _release_of_torch() if for_torch else ""
     driver = find_driver()
     archs = _archs(driver)
-    nvcc = find_nvcc()
+    nvcc = find_nvcc(release)
     version, text = nvcc_version(nvcc)
-    _check_versions(version, nvcc, driver)
+    if for_torch:
+        _check_torch(release, version, nvcc)
+    _check_driver(version, nvcc, driver)
     _check_archs(nvcc, archs)
     return CudaToolchain(nvcc, text, archs)
+
+
+def _release_of_torch() -> str:
+    """The CUDA that torch is built for, "13.0"."""
+    import torch  # here: the C ABI is built without it
+
+    if torch.version.cuda:
+        return torch.version.cuda
+    raise KernelUnavailableError(
+        f"CUDA kernels: torch {torch.__version__} is a CPU build. Install one for CUDA: see https://pytorch.org"
+    )
 
 
 def find_driver() -> Driver | None:
@@ -110,14 +119,14 @@ def _archs(driver: Driver | None) -> tuple[int, ...]:
     return known
 
 
-def find_nvcc() -> Path:
-    """The compiler of $CUDA_HOME or $CUDA_PATH, else on PATH, else of /usr/local/cuda."""
+def find_nvcc(release: str = "") -> Path:
+    """The compiler of $CUDA_HOME or $CUDA_PATH, else on PATH, else of /usr/local/cuda. `release` is for the remedy."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     folders = [str(Path(home) / "bin")] if home else [os.environ.get("PATH", ""), str(_DEFAULT_HOME / "bin")]
     found = shutil.which("nvcc", path=os.pathsep.join(folders))
     if found is None:
         raise KernelBuildError(
-            f"CUDA kernels: no `nvcc` in {' or '.join(folders)}. Install the CUDA toolkit {torch.version.cuda} "
+            f"CUDA kernels: no `nvcc` in {' or '.join(folders)}. Install the CUDA toolkit{release and ' '}{release} "
             "(conda: `conda install -c nvidia cuda-toolkit`) or set CUDA_HOME to its folder."
         )
     path, default = Path(found).resolve(), _DEFAULT_HOME / "bin" / "nvcc"
@@ -146,19 +155,22 @@ def _run(nvcc: Path, option: str) -> str:
     return done.stdout.strip()
 
 
-def _check_versions(version: tuple[int, int], nvcc: Path, driver: Driver | None) -> None:
-    """torch and nvcc must share the major version; the driver's must not be below it."""
-    wanted = int(str(torch.version.cuda).partition(".")[0])
-    found = f"{version[0]}.{version[1]}"
-    if version[0] != wanted:
+def _check_torch(release: str, version: tuple[int, int], nvcc: Path) -> None:
+    """torch and nvcc must share the major version."""
+    if version[0] != int(release.partition(".")[0]):
         raise KernelBuildError(
-            f"CUDA kernels: torch is built for CUDA {torch.version.cuda}, but {nvcc} is of CUDA {found}. Install the "
-            f"CUDA toolkit {torch.version.cuda} and set CUDA_HOME to it, or a torch for CUDA {version[0]}."
+            f"CUDA kernels: torch is built for CUDA {release}, but {nvcc} is of CUDA {version[0]}.{version[1]}. "
+            f"Install the CUDA toolkit {release} and set CUDA_HOME to it, or a torch for CUDA {version[0]}."
         )
+
+
+def _check_driver(version: tuple[int, int], nvcc: Path, driver: Driver | None) -> None:
+    """The driver's major version must not be below that of nvcc."""
     if driver and driver.version[0] < version[0]:
         raise KernelUnavailableError(
             f"CUDA kernels: the driver runs CUDA up to {driver.version[0]}.{driver.version[1]}, but {nvcc} is of CUDA "
-            f"{found}. Update the NVIDIA driver, or install torch and a toolkit for CUDA {driver.version[0]}."
+            f"{version[0]}.{version[1]}. Update the NVIDIA driver, or install torch and a toolkit for CUDA "
+            f"{driver.version[0]}."
         )
 
 

@@ -1,15 +1,22 @@
-"""What a build is done under: the cache's lock, its errors, and environment variables that are put back."""
+"""What a build is done under: once, the cache's lock and errors, and environment variables that are put back."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kdtree_nb.errors import KernelBuildError
+
+LOCK_TIMEOUT_S = 600.0
+"""How long to wait for another process that compiles the same kernels."""
+
+Report = Callable[[str], None]
+"""Receives progress lines."""
 
 
 @contextlib.contextmanager
@@ -25,7 +32,7 @@ def cache_errors(cache: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def file_lock(path: Path, timeout_s: float, report: Callable[[str], None]) -> Iterator[None]:
+def file_lock(path: Path, timeout_s: float, report: Report) -> Iterator[None]:
     """Hold the operating system's lock on `path`. It dies with its process, so a killed build blocks nobody."""
     with open(path, "a+", encoding="utf-8") as file:
         deadline = time.monotonic() + timeout_s
@@ -69,3 +76,29 @@ def environment(**variables: str) -> Iterator[None]:
                 del os.environ[key]
             else:
                 os.environ[key] = value
+
+
+def build_once(
+    cache: Path,
+    name: str,
+    compile_into: Callable[[Path], float],
+    report: Report,
+    lock_timeout_s: float = LOCK_TIMEOUT_S,
+) -> tuple[Path, float]:
+    """(the library cache/name/name.so, the seconds its compilation took: 0.0 if it was complete there already).
+
+    `compile_into(folder)` puts it there by a rename and returns the seconds; one process at a time does so.
+    """
+    folder = cache / name
+    library = folder / f"{name}.so"
+    with cache_errors(cache):
+        if library.is_file():
+            return library, 0.0
+        folder.mkdir(parents=True, exist_ok=True)
+    with cache_errors(cache), file_lock(folder / "lock", lock_timeout_s, report):
+        if library.is_file():  # another process has built it while this one waited
+            return library, 0.0
+        for leftover in folder.glob("build-*"):
+            report(f"removing {leftover}, left by a build that did not finish")
+            shutil.rmtree(leftover, ignore_errors=True)
+        return library, compile_into(folder)

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "../op_args.h"
+#include "../status_text.h"
 #include "capture.h"
 
 namespace kdtree::bind {
@@ -117,24 +118,8 @@ void expect_values(const char* op, const char* name, const at::Tensor& t, int64_
                  values[i], " at index ", i);
 }
 
-// Of a size that an integer argument gives: products do not overflow.
-constexpr int64_t kMaxSize = int64_t{1} << 40;
-
 inline void expect_at_least(const char* op, const char* name, int64_t value, int64_t low) {
   KDTREE_CHECK(value >= low, op, ": ", name, ": expected at least ", low, ", got ", value);
-}
-
-inline const char* status_text(int status) {
-  switch (status) {
-    case kInvalidCandidates:
-      return "expected log-probs that are non-increasing, at most 0 and free of NaN, and token ids that are not "
-             "negative and differ within a row";
-    case kNonFinite: return "expected logits below +inf and free of NaN";
-    case kInvalidTree: return "expected a parent index from 0 up to below the node's own index, and a depth one more";
-    case kOutOfRange: return "expected token ids, slots and positions inside their arrays";
-    case kUnsupported: return "this combination of types and sizes has no kernel";
-    default: return "the kernel returned an unknown status";
-  }
 }
 
 inline void expect_ok(const char* op, int status) {

@@ -1,0 +1,102 @@
+"""The shapes of each operation's arrays, so that numpy arrays say all sizes and results can be allocated.
+
+One line each: inputs -> outputs ; the struct's size fields. `x[T D]` has shape [T, D]; `x?[…]` may be left out; `x![…]`
+is changed in place; `x{G N K}` is a weight that pack_linear has made of [G, N, K]. A symbol is bound by the first input
+that has it alone as a dimension, else by the keyword argument of the size field that is equal to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+TEXT = {
+    "embed": "weight[V D] token[T] -> out[T D] ; num_rows=T vocab_size=V dim=D",
+    "rms_norm": "x[T D] weight[D] -> out[T D] ; num_rows=T dim=D x_stride=D",
+    "pack_linear": "weight[G N K] -> packed{G N K} ; num_groups=G num_out=N num_in=K",
+    "linear": "x[T G K] packed{G N K} residual?[T G N] -> out[T G N] ; num_rows=T num_groups=G num_out=N num_in=K "
+    "x_row_stride=G*K x_group_stride=K",
+    "rope": "x[T H R] cos_sin[P R] position[T] -> out[T H R] ; num_rows=T num_heads=H dim=R num_positions=P "
+    "x_row_stride=H*R x_head_stride=R",
+    "swiglu": "gate_up[T 2*I] -> out[T I] ; num_rows=T dim=I",
+    "residual_add": "x[T D] y[T D] -> out[T D] ; num_rows=T dim=D",
+    "argmax": "logits[T V] -> token[T] ; num_rows=T vocab_size=V",
+    "moe_route": "logits[T E] bias?[E] -> expert_id[T A] weight[T A] ; num_rows=T num_experts=E top_k=A",
+    "moe_experts": "x[T D] expert_id[T A] weight[T A] gate_up{E 2*I D} down{E D I} shared_gate_up?{1 2*S D} "
+    "shared_down?{1 D S} residual?[T D] -> out[T D] ; num_rows=T dim=D num_experts=E top_k=A width=I shared_width=S",
+    "cache_append": "latent[T C] k_rope[T R] stream[T] slot[T] cache![S P C+R] -> ; num_rows=T num_streams=S "
+    "num_slots=P latent_dim=C rope_dim=R",
+    "cache_compact": "cache![Y S P W] prefix_len[S] accepted_path[S L] num_accepted[S] -> ; num_layers=Y "
+    "num_streams=S num_slots=P width=W max_depth=L",
+    "verify_attn": "q_latent[T H C] q_rope[T H R] cache[S P C+R] stream[T] node[T] parent[S N] depth[S N] "
+    "prefix_len[S] -> out[T H C] ; num_rows=T num_heads=H latent_dim=C rope_dim=R num_streams=S num_slots=P "
+    "num_tree_slots=N",
+    "draft_topk": "logits[T V] -> log_probs[T K] token_ids[T K] ; num_rows=T vocab_size=V num_candidates=K",
+    "tree_build": "log_probs[B L K] token_ids[B L K] bonus[B] budget[B] -> token[B M+1] parent[B M+1] depth[B M+1] "
+    "log_prob[B M+1] ancestor_bits[B M+1 M//64+1] num_nodes[B] status[B] ; num_streams=B max_depth=L "
+    "num_candidates=K max_budget=M",
+    "tree_rows": "token[B N] depth[B N] num_nodes[B] prefix_len[B] -> row_stream[B*N] row_node[B*N] row_position[B*N] "
+    "row_slot[B*N] row_token[B*N] ; num_streams=B num_tree_slots=N",
+    "tree_accept": "token[B N] parent[B N] num_nodes[B] target_token[B N] -> accepted_path[B L] num_accepted[B] "
+    "next_token[B] ; num_streams=B num_tree_slots=N max_depth=L",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+    """One array of a signature. dims: an expression of symbols per dimension, or [G, N, K] of a packed weight."""
+
+    name: str
+    dims: tuple[str, ...]
+    is_packed: bool
+    is_optional: bool
+    is_in_place: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """Inputs and outputs of an operation, and its size fields as expressions of the symbols."""
+
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+    sizes: dict[str, str]
+
+
+def _arrays(text: str) -> tuple[Array, ...]:
+    found = re.findall(r"(\w+)([?!]?)([\[{])([^\]}]*)[\]}]", text)
+    return tuple(
+        Array(name, tuple(dims.split()), kind == "{", mark == "?", mark == "!") for name, mark, kind, dims in found
+    )
+
+
+def _parse(text: str) -> Signature:
+    arrays, sizes = text.split(";")
+    inputs, outputs = arrays.split("->")
+    return Signature(_arrays(inputs), _arrays(outputs), dict(size.split("=") for size in sizes.split()))
+
+
+SIGNATURES = {op: _parse(text) for op, text in TEXT.items()}
+"""By operation."""
+
+
+def value_of(expression: str, symbols: dict[str, int]) -> int:
+    """The value of a dimension such as `2*I`. KeyError: a symbol that is not bound."""
+    value = 0
+    for term in expression.split("+"):
+        value += _product(term, symbols)
+    return value
+
+
+def _product(term: str, symbols: dict[str, int]) -> int:
+    dividend, _, divisor = term.partition("//")
+    product = 1
+    for factor in dividend.split("*"):
+        product *= int(factor) if factor.isdigit() else symbols[factor]
+    return product // int(divisor) if divisor else product
+
+
+def packed_shape(dims: list[int], is_cpu: bool) -> tuple[int, ...]:
+    """The shape of a packed weight of [G, N, K] (PackLinearArgs in op_args.h)."""
+    groups, num_out, num_in = dims
+    blocks = -(-num_out // 16)
+    return (groups, blocks, num_in, 16) if is_cpu else (groups, blocks, -(-num_in // 32), 512)

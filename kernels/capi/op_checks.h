@@ -1,0 +1,296 @@
+// What each operation may be called with: `check` before a kernel runs, on any device; `explain` after one has refused
+// what its arrays hold, on a CPU; `check_sizes` where a caller asks how much memory to get. In the order of op_args.h.
+#pragma once
+#include "../tree_walk.h"
+#include "checks.h"
+
+namespace kdtree::capi {
+
+constexpr int64_t kMaxIndex = INT32_MAX;  // of what kernels count in 32 bits
+
+inline void check(const EmbedArgs& a, Checks& c) {
+  c.dtype("dtype", a.dtype);
+  c.sizes({{"num_rows", a.num_rows}, {"vocab_size", a.vocab_size}, {"dim", a.dim}});
+  c.floats("weight", a.weight, a.dtype, {a.vocab_size, a.dim}, "[V, D]");
+  c.array("token", a.token, {a.num_rows}, "[T]");
+  c.floats("out", a.out, a.dtype, {a.num_rows, a.dim}, "[T, D]");
+  c.num_threads(a.num_threads);
+  c.num_rows_device(a.num_rows_device);
+}
+
+inline void explain(const EmbedArgs& a, Checks& c) { c.values("token", a.token, a.num_rows, 0, a.vocab_size - 1); }
+
+inline void check(const RmsNormArgs& a, Checks& c) {
+  c.dtype("dtype", a.dtype);
+  c.sizes({{"num_rows", a.num_rows}, {"dim", a.dim}});
+  c.stride("x_stride", a.x_stride, a.num_rows, a.dim);
+  c.floats("x", a.x, a.dtype, {a.num_rows, a.dim}, "[T, D]");
+  c.floats("weight", a.weight, a.dtype, {a.dim}, "[D]");
+  c.floats("out", a.out, a.dtype, {a.num_rows, a.dim}, "[T, D]");
+  c.num_threads(a.num_threads);
+  c.num_rows_device(a.num_rows_device);
+}
+
+inline void check_sizes(const PackLinearArgs& a, Checks& c) {
+  c.dtype("dtype", a.dtype);
+  c.sizes({{"num_groups", a.num_groups}, {"num_out", a.num_out}, {"num_in", a.num_in}});
+}
+
+inline void check(const PackLinearArgs& a, Checks& c) {
+  check_sizes(a, c);
+  c.floats("weight", a.weight, a.dtype, {a.num_groups, a.num_out, a.num_in}, "[G, N, K]");
+  c.packed("packed", a.packed, a.dtype, a.num_groups, a.num_out, a.num_in);
+}
+
+inline void check(const LinearArgs& a, Checks& c) {
+  c.dtype("dtype", a.dtype);
+  c.dtype("out_dtype", a.out_dtype);
+  c.expect(a.out_dtype == a.dtype || a.out_dtype == kF32, "out_dtype: expected that of the input or F32, got BF16 of F32");
+  c.expect(a.residual == nullptr || a.out_dtype == a.dtype, "residual: expected NULL where out_dtype is not dtype, got one");
+  c.sizes({{"num_rows", a.num_rows}, {"num_groups", a.num_groups}, {"num_out", a.num_out}, {"num_in", a.num_in}});
+  c.stride("x_row_stride", a.x_row_stride, a.num_rows, a.num_in);
+  c.stride("x_group_stride", a.x_group_stride, a.num_groups, a.num_in);
+  c.floats("x", a.x, a.dtype, {a.num_rows, a.num_groups, a.num_in}, "[T, G, K]");
+  c.packed("packed", a.packed, a.dtype, a.num_groups, a.num_out, a.num_in);
+  if (a.residual) c.floats("residual", a.residual, a.dtype, {a.num_rows, a.num_groups, a.num_out}, "[T, G, N]");
+  c.floats("out", a.out, a.out_dtype, {a.num_rows, a.num_groups, a.num_out}, "[T, G, N]");
+  c.num_threads(a.num_threads);
+  c.num_rows_device(a.num_rows_device);
+}
+
+inline void check(const RopeArgs& a, Checks& c) {
+  c.dtype("dtype", a.dtype);
+  c.sizes({{"num_rows", a.num_rows}, {"num_heads", a.num_heads}, {"dim", a.dim}, {"num_positions", a.num_positions}});
+  c.expect(a.dim % 2 == 0, "dim: expected an even number, got an odd one");
+  c.stride("x_row_stride", a.x_row_stride, a.num_rows, a.dim);
+  c.stride("x_head_stride", a.x_head_stride, a.num_heads, a.dim);
+  c.floats("x", a.x, a.dtype, {a.num_rows, a.num_heads, a.dim}, "[T, H, R]");
+  c.array("cos_sin", a.cos_sin, {a.num_positions, a.dim}, "[P, R]");
+  c.array("position", a.position, {a.num_rows}, "[T]");
+  c.floats("out", a.out, a.dtype, {a.num_rows, a.num_heads, a.dim}, "[T, H, R]");
+  c.num_threads(a.num_threads);
+  c.num_rows_device(a.num_rows_device);
+}
+
+inline void explain(const RopeArgs& a, Checks& c) { c.values("position", a.position, a.num_rows, 0, a.num_positions - 1); }
+
+inline void check(const SwigluArgs& a, Checks& c) {
+  c.dtype("dtype", a.dtype);
+  c.sizes({{"num_rows", a.num_rows}, {"dim", a.dim}});
+  c.floats("gate_up", a.gate_up, a.dtype, {a.num_rows, 2, a.dim}, "[T, 2I]");
+  c.floats("out", a.out, a.dtype, {a.num_rows, a.dim}, "[T, I]");
+  c.num_threads(a.num_threads);
+  c.num_rows_device(a.num_rows_device);
+}
+
+inline void check(const ResidualAddArgs& a, Checks& c) {
+  c.dtype("dtype", a.dtype);
+  c.sizes({{"num_rows", a.num_rows}, {"dim", a.dim}});
+  c.floats("x", a.x, a.dtype, {a.num_rows, a.dim}, "[T, D]");
+  c.floats("y", a.y, a.dtype, {a.num_rows, a.dim}, "[T, D]");
+  c.floats("out", a.out, a.dtype, {a.num_rows, a.dim}, "[T, D]");
+  c.num_threads(a.num_threads);
+  c.num_rows_device(a.num_rows_device);
+}
+
+inline void check(const ArgmaxArgs& a, Checks& c) {
+  c.sizes({{"num_rows", a.num_rows}});
+  c.range("vocab_size", a.vocab_size, 1, kMaxSize);
+  c.array("logits", a.logits, {a.num_rows, a.vocab_size}, "[T, V]");
+  c.array("token", a.token, {a.num_rows}, "[T]");
+  c.num_threads(a.num_threads);
+  c.num_rows_device(a.num_rows_device);
+}
+
+inline void check(const MoeRouteArgs& a, Checks& c) {
+  c.sizes({{"num_rows", a.num_rows}});
+  c.range("num_experts", a.num_experts, 1, kMaxIndex);
+  c.range("top_k", a.top_k, 1, a.num_experts);
+  c.range("scoring", a.scoring, kSoftmax, kSigmoid);
+  c.array("logits", a.logits, {a.num_rows, a.num_experts}, "[T, E]");
+  c.optional("bias", a.bias, sizeof(float), "[E]");
+  c.array("expert_id", a.expert_id, {a.num_rows, a.top_k}, "[T, top_k]");
+  c.array("weight", a.weight, {a.num_rows, a.top_k}, "[T, top_k]");
+  c.num_rows_device(a.num_rows_device);
+}
+
+inline void check_sizes(const MoeExpertsArgs& a, Checks& c) {
+  c.dtype("dtype", a.dtype);
+  c.sizes({{"num_rows", a.num_rows}, {"dim", a.dim}, {"shared_width", a.shared_width}});
+  c.range("num_experts", a.num_experts, 0, kMaxIndex);
+  c.range("top_k", a.top_k, 0, kMaxIndex);
+  c.range("width", a.width, 1, kMaxSize / 2);
+}
+
+inline void check(const MoeExpertsArgs& a, Checks& c) {
+  check_sizes(a, c);
+  c.expect((a.shared_gate_up == nullptr) == (a.shared_down == nullptr),
+           "expected shared_gate_up and shared_down together or neither, got one");
+  c.floats("x", a.x, a.dtype, {a.num_rows, a.dim}, "[T, D]");
+  c.packed("gate_up", a.gate_up, a.dtype, a.num_experts, 2 * a.width, a.dim);
+  c.packed("down", a.down, a.dtype, a.num_experts, a.dim, a.width);
+  if (a.shared_gate_up) {
+    c.range("shared_width", a.shared_width, 1, kMaxSize / 2);
+    c.packed("shared_gate_up", a.shared_gate_up, a.dtype, 1, 2 * a.shared_width, a.dim);
+    c.packed("shared_down", a.shared_down, a.dtype, 1, a.dim, a.shared_width);
+  }
+  c.array("expert_id", a.expert_id, {a.num_rows, a.top_k}, "[T, top_k]");
+  c.array("weight", a.weight, {a.num_rows, a.top_k}, "[T, top_k]");
+  if (a.residual) c.floats("residual", a.residual, a.dtype, {a.num_rows, a.dim}, "[T, D]");
+  c.floats("out", a.out, a.dtype, {a.num_rows, a.dim}, "[T, D]");
+  c.num_threads(a.num_threads);
+  c.num_rows_device(a.num_rows_device);
+}
+
+inline void explain(const MoeExpertsArgs& a, Checks& c) {
+  c.values("expert_id", a.expert_id, a.num_rows * a.top_k, 0, a.num_experts - 1);
+}
+
+inline void check(const CacheAppendArgs& a, Checks& c) {
+  c.dtype("dtype", a.dtype);
+  c.sizes({{"num_rows", a.num_rows}, {"num_streams", a.num_streams}, {"num_slots", a.num_slots},
+           {"latent_dim", a.latent_dim}, {"rope_dim", a.rope_dim}});
+  c.floats("cache", a.cache, a.dtype, {a.num_streams, a.num_slots, a.latent_dim + a.rope_dim}, "[S, P, C+R]");
+  c.floats("latent", a.latent, a.dtype, {a.num_rows, a.latent_dim}, "[T, C]");
+  c.floats("k_rope", a.k_rope, a.dtype, {a.num_rows, a.rope_dim}, "[T, R]");
+  c.array("stream", a.stream, {a.num_rows}, "[T]");
+  c.array("slot", a.slot, {a.num_rows}, "[T]");
+  c.num_rows_device(a.num_rows_device);
+}
+
+inline void explain(const CacheAppendArgs& a, Checks& c) {
+  c.values("stream", a.stream, a.num_rows, 0, a.num_streams - 1);
+  c.values("slot", a.slot, a.num_rows, 0, a.num_slots - 1);
+}
+
+inline void check(const CacheCompactArgs& a, Checks& c) {
+  c.dtype("dtype", a.dtype);
+  c.sizes({{"num_layers", a.num_layers}, {"num_streams", a.num_streams}, {"num_slots", a.num_slots},
+           {"width", a.width}, {"max_depth", a.max_depth}});
+  c.floats("cache", a.cache, a.dtype, {a.num_layers, a.num_streams, a.num_slots, a.width}, "[num_layers, S, P, W]");
+  c.array("prefix_len", a.prefix_len, {a.num_streams}, "[S]");
+  c.array("accepted_path", a.accepted_path, {a.num_streams, a.max_depth}, "[S, L]");
+  c.array("num_accepted", a.num_accepted, {a.num_streams}, "[S]");
+}
+
+inline void explain(const CacheCompactArgs& a, Checks& c) {
+  c.values("num_accepted", a.num_accepted, a.num_streams, 0, a.max_depth);
+  c.values("prefix_len", a.prefix_len, a.num_streams, 0, a.num_slots);
+  c.out_of_range("expected nodes at slots below num_slots, got a prefix_len + node past the cache");
+}
+
+inline void check_sizes(const VerifyAttnArgs& a, Checks& c) {
+  c.dtype("dtype", a.dtype);
+  c.sizes({{"num_rows", a.num_rows}, {"num_heads", a.num_heads}, {"latent_dim", a.latent_dim},
+           {"rope_dim", a.rope_dim}, {"num_slots", a.num_slots}});
+  c.range("num_streams", a.num_streams, 0, kMaxIndex);
+  c.range("num_tree_slots", a.num_tree_slots, 0, kMaxIndex);
+}
+
+inline void check(const VerifyAttnArgs& a, Checks& c) {
+  check_sizes(a, c);
+  c.floats("q_latent", a.q_latent, a.dtype, {a.num_rows, a.num_heads, a.latent_dim}, "[T, H, C]");
+  c.floats("q_rope", a.q_rope, a.dtype, {a.num_rows, a.num_heads, a.rope_dim}, "[T, H, R]");
+  c.floats("cache", a.cache, a.dtype, {a.num_streams, a.num_slots, a.latent_dim + a.rope_dim}, "[S, P, C+R]");
+  c.array("stream", a.stream, {a.num_rows}, "[T]");
+  c.array("node", a.node, {a.num_rows}, "[T]");
+  c.array("parent", a.parent, {a.num_streams, a.num_tree_slots}, "[S, N]");
+  c.array("depth", a.depth, {a.num_streams, a.num_tree_slots}, "[S, N]");
+  c.array("prefix_len", a.prefix_len, {a.num_streams}, "[S]");
+  c.floats("out", a.out, a.dtype, {a.num_rows, a.num_heads, a.latent_dim}, "[T, H, C]");
+  c.num_threads(a.num_threads);
+  c.num_rows_device(a.num_rows_device);
+}
+
+inline void explain(const VerifyAttnArgs& a, Checks& c) {
+  c.values("stream", a.stream, a.num_rows, 0, a.num_streams - 1);
+  c.values("node", a.node, a.num_rows, 0, a.num_tree_slots - 1);
+  c.values("prefix_len", a.prefix_len, a.num_streams, 0, a.num_slots);
+  c.out_of_range("expected nodes at slots below num_slots, got a prefix_len + node past the cache");
+}
+
+inline void check_sizes(const DraftTopkArgs& a, Checks& c) {
+  c.dtype("dtype", a.dtype);
+  c.sizes({{"num_rows", a.num_rows}});
+  c.range("vocab_size", a.vocab_size, 1, kMaxIndex);
+  c.range("num_candidates", a.num_candidates, 1, a.vocab_size);
+}
+
+inline void check(const DraftTopkArgs& a, Checks& c) {
+  check_sizes(a, c);
+  c.floats("logits", a.logits, a.dtype, {a.num_rows, a.vocab_size}, "[B, L, V]");
+  c.array("log_probs", a.log_probs, {a.num_rows, a.num_candidates}, "[B, L, K]");
+  c.array("token_ids", a.token_ids, {a.num_rows, a.num_candidates}, "[B, L, K]");
+  c.num_threads(a.num_threads);
+}
+
+inline void check(const TreeBuildArgs& a, Checks& c) {
+  c.range("num_streams", a.num_streams, 0, kMaxIndex);
+  c.range("max_depth", a.max_depth, 0, kMaxIndex);
+  c.range("num_candidates", a.num_candidates, 0, kMaxIndex);
+  c.range("max_budget", a.max_budget, 0, kMaxBudget);
+  const int64_t num_slots = a.max_budget + 1;
+  c.array("log_probs", a.log_probs, {a.num_streams, a.max_depth, a.num_candidates}, "[B, L, K]");
+  c.array("token_ids", a.token_ids, {a.num_streams, a.max_depth, a.num_candidates}, "[B, L, K]");
+  c.array("bonus", a.bonus, {a.num_streams}, "[B]");
+  c.array("budget", a.budget, {a.num_streams}, "[B]");
+  c.array("token", a.token, {a.num_streams, num_slots}, "[B, N]");
+  c.array("parent", a.parent, {a.num_streams, num_slots}, "[B, N]");
+  c.array("depth", a.depth, {a.num_streams, num_slots}, "[B, N]");
+  c.array("log_prob", a.log_prob, {a.num_streams, num_slots}, "[B, N]");
+  c.array("ancestor_bits", a.ancestor_bits, {a.num_streams, num_slots, num_bit_words(num_slots)}, "[B, N, ceil(N/64)]");
+  c.array("num_nodes", a.num_nodes, {a.num_streams}, "[B]");
+  c.array("status", a.status, {a.num_streams}, "[B]");
+}
+
+inline void explain(const TreeBuildArgs& a, Checks& c) {
+  c.values("budget", a.budget, a.num_streams, 0, a.max_budget);
+  c.values("bonus", a.bonus, a.num_streams, 0, INT64_MAX);
+}
+
+inline void check(const TreeRowsArgs& a, Checks& c) {
+  c.range("num_streams", a.num_streams, 0, kMaxIndex);
+  c.range("num_tree_slots", a.num_tree_slots, 0, kMaxIndex);
+  c.array("token", a.token, {a.num_streams, a.num_tree_slots}, "[B, N]");
+  c.array("depth", a.depth, {a.num_streams, a.num_tree_slots}, "[B, N]");
+  c.array("num_nodes", a.num_nodes, {a.num_streams}, "[B]");
+  c.array("prefix_len", a.prefix_len, {a.num_streams}, "[B]");
+  c.array("row_stream", a.row_stream, {a.num_streams, a.num_tree_slots}, "[T]");
+  c.array("row_node", a.row_node, {a.num_streams, a.num_tree_slots}, "[T]");
+  c.array("row_position", a.row_position, {a.num_streams, a.num_tree_slots}, "[T]");
+  c.array("row_slot", a.row_slot, {a.num_streams, a.num_tree_slots}, "[T]");
+  c.array("row_token", a.row_token, {a.num_streams, a.num_tree_slots}, "[T]");
+  c.no_array_on_cpu("row_begin", a.row_begin);
+  c.optional("row_begin", a.row_begin, sizeof(int32_t), "[B]");
+  c.num_rows_device(a.num_rows_device);
+}
+
+inline void explain(const TreeRowsArgs& a, Checks& c) {
+  c.values("num_nodes", a.num_nodes, a.num_streams, 0, a.num_tree_slots);
+  c.values("prefix_len", a.prefix_len, a.num_streams, 0, kMaxIndex - a.num_tree_slots);
+}
+
+inline void check(const TreeAcceptArgs& a, Checks& c) {
+  c.range("num_streams", a.num_streams, 0, kMaxIndex);
+  c.range("num_tree_slots", a.num_tree_slots, 0, kMaxIndex);
+  c.range("max_depth", a.max_depth, 0, kMaxIndex);
+  c.array("token", a.token, {a.num_streams, a.num_tree_slots}, "[B, N]");
+  c.array("parent", a.parent, {a.num_streams, a.num_tree_slots}, "[B, N]");
+  c.array("num_nodes", a.num_nodes, {a.num_streams}, "[B]");
+  c.array("target_token", a.target_token, {a.num_streams, a.num_tree_slots}, "[B, N]");
+  c.array("accepted_path", a.accepted_path, {a.num_streams, a.max_depth}, "[B, L]");
+  c.array("num_accepted", a.num_accepted, {a.num_streams}, "[B]");
+  c.array("next_token", a.next_token, {a.num_streams}, "[B]");
+  c.no_array_on_cpu("row_begin", a.row_begin);
+  c.optional("row_begin", a.row_begin, sizeof(int32_t), "[B]");
+}
+
+inline void explain(const TreeAcceptArgs& a, Checks& c) {
+  c.values("num_nodes", a.num_nodes, a.num_streams, 0, a.num_tree_slots);
+  c.out_of_range("max_depth: expected at least the length of the accepted path, got less");
+}
+
+template <class Args>
+void explain(const Args&, Checks&) {}  // the kernel's status says it all
+
+}  // namespace kdtree::capi
