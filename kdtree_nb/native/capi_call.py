@@ -16,7 +16,7 @@ DTYPES = {"f32": 0, "bf16": 1}
 SCORINGS = {"softmax": 0, "sigmoid": 1}
 
 _NUMPY = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64), "i64": np.dtype(np.int64),
-          "i32": np.dtype(np.int32), "bf16": np.dtype(np.uint16)}  # fmt: skip
+          "i32": np.dtype(np.int32), "u8": np.dtype(np.uint8), "bf16": np.dtype(np.uint16)}  # fmt: skip
 _DEFAULTS = {"num_threads": 1, "weights_settled": False}
 
 

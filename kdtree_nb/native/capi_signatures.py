@@ -39,6 +39,9 @@ TEXT = {
     "row_slot[B*N] row_token[B*N] ; num_streams=B num_tree_slots=N",
     "tree_accept": "token[B N] parent[B N] num_nodes[B] target_token[B N] -> accepted_path[B L] num_accepted[B] "
     "next_token[B] ; num_streams=B num_tree_slots=N max_depth=L",
+    "step_commit": "accepted_path[S L] num_accepted[S] num_nodes[S] target_token[T] row_begin[S] is_stop[V] "
+    "prefix_len![S] bonus![S] remaining![S] active![S] text![S P] ring![R 5+L S] step![1] -> ; num_streams=S "
+    "max_depth=L num_rows=T vocab_size=V num_text_slots=P ring_size=R",
 }
 
 

@@ -84,16 +84,8 @@ class Checks {
     range(name, value, count > 1 ? width : 0, kMaxSize);
   }
 
-  void no_array_on_cpu(const char* name, const void* array) {
-    if (on_cpu() && status_ == KDTREE_OK && array != nullptr)
-      status_ = fail(KDTREE_INVALID_ARGUMENT, "%s: %s: expected NULL on a CPU, got an address", op_, name);
-  }
-
-  // How many rows are in use stands in the memory of a GPU.
-  void num_rows_device(const int32_t* count) {
-    no_array_on_cpu("num_rows_device", count);
-    optional("num_rows_device", count, sizeof *count, "[1]");
-  }
+  // How many rows are in use stands in the memory of the device.
+  void num_rows_device(const int32_t* count) { optional("num_rows_device", count, sizeof *count, "[1]"); }
 
   void workspace(const void* memory, int64_t num_bytes) {
     if (num_bytes > 0) address("workspace", memory, 256, "as many bytes as the function of workspace_bytes says");

@@ -57,6 +57,15 @@ enum {
 enum { KDTREE_F32 = 0, KDTREE_BF16 = 1 };       /* dtype */
 enum { KDTREE_SOFTMAX = 0, KDTREE_SIGMOID = 1 }; /* scoring of moe_route */
 
+/* What a record of step_commit holds in front of its tokens. */
+enum {
+  KDTREE_RECORD_NODES = 0,
+  KDTREE_RECORD_ACCEPTED = 1,
+  KDTREE_RECORD_EMITTED = 2,
+  KDTREE_RECORD_STATUS = 3,
+  KDTREE_RECORD_TOKEN = 4
+};
+
 /* --- versions and errors -------------------------------------------------------------------------------------------- */
 
 /* What the library was built as. A program compares them with KDTREE_VERSION and KDTREE_ABI_VERSION of its header. */
@@ -129,6 +138,7 @@ typedef KDTREE_STRUCT(DraftTopkArgs) kdtree_draft_topk_args;
 typedef KDTREE_STRUCT(TreeBuildArgs) kdtree_tree_build_args;
 typedef KDTREE_STRUCT(TreeRowsArgs) kdtree_tree_rows_args;
 typedef KDTREE_STRUCT(TreeAcceptArgs) kdtree_tree_accept_args;
+typedef KDTREE_STRUCT(StepCommitArgs) kdtree_step_commit_args;
 
 KDTREE_API kdtree_status kdtree_embed(const kdtree_embed_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_rms_norm(const kdtree_rms_norm_args* args, const kdtree_device* device);
@@ -147,6 +157,7 @@ KDTREE_API kdtree_status kdtree_draft_topk(const kdtree_draft_topk_args* args, c
 KDTREE_API kdtree_status kdtree_tree_build(const kdtree_tree_build_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_tree_rows(const kdtree_tree_rows_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_tree_accept(const kdtree_tree_accept_args* args, const kdtree_device* device);
+KDTREE_API kdtree_status kdtree_step_commit(const kdtree_step_commit_args* args, const kdtree_device* device);
 
 /* Bytes of a packed weight, which is a device's own (PackLinearArgs). */
 KDTREE_API kdtree_status kdtree_pack_linear_packed_bytes(const kdtree_pack_linear_args* args,

@@ -260,7 +260,6 @@ inline void check(const TreeRowsArgs& a, Checks& c) {
   c.array("row_position", a.row_position, {a.num_streams, a.num_tree_slots}, "[T]");
   c.array("row_slot", a.row_slot, {a.num_streams, a.num_tree_slots}, "[T]");
   c.array("row_token", a.row_token, {a.num_streams, a.num_tree_slots}, "[T]");
-  c.no_array_on_cpu("row_begin", a.row_begin);
   c.optional("row_begin", a.row_begin, sizeof(int32_t), "[B]");
   c.num_rows_device(a.num_rows_device);
 }
@@ -281,13 +280,38 @@ inline void check(const TreeAcceptArgs& a, Checks& c) {
   c.array("accepted_path", a.accepted_path, {a.num_streams, a.max_depth}, "[B, L]");
   c.array("num_accepted", a.num_accepted, {a.num_streams}, "[B]");
   c.array("next_token", a.next_token, {a.num_streams}, "[B]");
-  c.no_array_on_cpu("row_begin", a.row_begin);
   c.optional("row_begin", a.row_begin, sizeof(int32_t), "[B]");
 }
 
 inline void explain(const TreeAcceptArgs& a, Checks& c) {
   c.values("num_nodes", a.num_nodes, a.num_streams, 0, a.num_tree_slots);
   c.out_of_range("max_depth: expected at least the length of the accepted path, got less");
+}
+
+inline void check(const StepCommitArgs& a, Checks& c) {
+  c.range("num_streams", a.num_streams, 0, kMaxIndex);
+  c.range("max_depth", a.max_depth, 0, kMaxIndex);
+  c.sizes({{"num_rows", a.num_rows}, {"vocab_size", a.vocab_size}, {"num_text_slots", a.num_text_slots}});
+  c.range("ring_size", a.ring_size, 1, kMaxSize);
+  c.array("accepted_path", a.accepted_path, {a.num_streams, a.max_depth}, "[S, L]");
+  c.array("num_accepted", a.num_accepted, {a.num_streams}, "[S]");
+  c.array("num_nodes", a.num_nodes, {a.num_streams}, "[S]");
+  c.array("target_token", a.target_token, {a.num_rows}, "[T]");
+  c.array("row_begin", a.row_begin, {a.num_streams}, "[S]");
+  c.array("is_stop", a.is_stop, {a.vocab_size}, "[V]");
+  c.array("prefix_len", a.prefix_len, {a.num_streams}, "[S]");
+  c.array("bonus", a.bonus, {a.num_streams}, "[S]");
+  c.array("remaining", a.remaining, {a.num_streams}, "[S]");
+  c.array("active", a.active, {a.num_streams}, "[S]");
+  c.array("text", a.text, {a.num_streams, a.num_text_slots}, "[S, P]");
+  c.array("ring", a.ring, {a.ring_size, kRecordToken + 1 + a.max_depth, a.num_streams}, "[R, 4 + 1 + L, S]");
+  c.array("step", a.step, {1}, "[1]");
+  if (c.on_cpu()) c.values("step", a.step, 1, 0, INT64_MAX);
+}
+
+inline void explain(const StepCommitArgs&, Checks& c) {
+  c.out_of_range("expected accepted nodes below num_nodes, rows and tokens inside their arrays, room in the text, and "
+                 "active streams that may still emit, got others");
 }
 
 template <class Args>

@@ -3,6 +3,7 @@
 #include <exception>
 #include <new>
 
+#include "../rows_in_use.h"
 #include "op_checks.h"
 
 namespace kdtree::capi {
@@ -15,6 +16,9 @@ static_assert(same(KDTREE_NON_FINITE, kNonFinite) && same(KDTREE_INVALID_TREE, k
 static_assert(same(KDTREE_OUT_OF_RANGE, kOutOfRange) && same(KDTREE_UNSUPPORTED, kUnsupported));
 static_assert(same(KDTREE_CUDA_ERROR, kCudaError));
 static_assert(same(KDTREE_F32, kF32) && same(KDTREE_BF16, kBF16));
+static_assert(same(KDTREE_RECORD_NODES, kRecordNodes) && same(KDTREE_RECORD_ACCEPTED, kRecordAccepted));
+static_assert(same(KDTREE_RECORD_EMITTED, kRecordEmitted) && same(KDTREE_RECORD_STATUS, kRecordStatus));
+static_assert(same(KDTREE_RECORD_TOKEN, kRecordToken));
 static_assert(same(KDTREE_SOFTMAX, kSoftmax) && same(KDTREE_SIGMOID, kSigmoid));
 
 #if defined(KDTREE_WITH_CUDA)
@@ -54,6 +58,16 @@ kdtree_status check_call(const char* op, const void* args, const kdtree_device* 
   return check_device(op, device);
 }
 
+// The arguments with the rows in use alone, where an operation can be told of them.
+template <class Args>
+auto only_used(const Args& args, int) -> decltype(args.num_rows_device, args.num_rows, Args(args)) {
+  return with_rows_in_use(args);
+}
+template <class Args>
+Args only_used(const Args& args, long) {
+  return args;
+}
+
 // check_more(args, checks) has what an operation's own check has not.
 template <class Args, class CheckMore>
 kdtree_status call(const char* op, const Args* args, const kdtree_device* device, int (*cpu)(const Args&),
@@ -66,7 +80,7 @@ kdtree_status call(const char* op, const Args* args, const kdtree_device* device
     if (checks.status() == KDTREE_OK) check_more(*args, checks);
     if (checks.status() != KDTREE_OK) return checks.status();
     const int status = checks.on_cpu() ? cpu(*args) : cuda(*args, device->stream);
-    if (checks.on_cpu() && status == kOutOfRange) explain(*args, checks);
+    if (checks.on_cpu() && status == kOutOfRange) explain(only_used(*args, 0), checks);
     checks.kernel_status(status);
     return checks.status();
   });
@@ -122,7 +136,7 @@ const char* kdtree_status_string(kdtree_status status) {
 #define KDTREE_ALL(X, W)                                                                                  \
   X(embed) X(rms_norm) X(pack_linear) X(linear) X(rope) X(swiglu) X(residual_add) X(argmax) X(moe_route)  \
   W(moe_experts) X(cache_append) X(cache_compact) W(verify_attn) W(draft_topk) X(tree_build) X(tree_rows) \
-  X(tree_accept)
+  X(tree_accept) X(step_commit)
 
 #define KDTREE_OP(op)                                                                            \
   kdtree_status kdtree_##op(const kdtree_##op##_args* args, const kdtree_device* device) {       \
