@@ -26,7 +26,7 @@ PAGES := _config.yml $(shell find book -type f -not -name '*.ipynb' -not -path '
 DATA := $(shell find data -type f)
 TOOLS := $(wildcard tests/book/*.py)
 
-.PHONY: help env kernels test unit notebooks book chapter lint lab demo bench picture lock clean
+.PHONY: help env kernels capi test unit notebooks book chapter lint lab demo bench picture lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -42,6 +42,9 @@ $(READY): pyproject.toml constraints.txt
 kernels: env  ## compile the native kernels, once
 	@echo 'loading the native kernels (the first time they are compiled, about a minute)'
 	python -c 'from kdtree_nb import native; native.load()'
+
+capi:  ## the C library and its example program in build/capi; needs no torch
+	$(PYTHON) -m kdtree_nb.native.capi_build $(BUILD)/capi
 
 test: env  ## everything: lint, every chapter, the book, all tests
 	$(MAKE) lint

@@ -33,8 +33,8 @@ class Call:
         for array in signature.inputs:
             self._take(array)
         for field, symbol in signature.sizes.items():
-            if symbol.isalpha() and symbol not in self.symbols:
-                self.symbols[symbol] = self._size(field)
+            if symbol.isalpha() and (symbol not in self.symbols or field in arguments):
+                self._bind(field, symbol)
         for array in signature.inputs:
             self._check_shape(array)
         for field, expression in signature.sizes.items():
@@ -60,14 +60,13 @@ class Call:
             raise ValueError(f"{self.op.name}: {array.name}: expected an array of {wanted}, got {got}")
         self.dtype = found if kind == "float" else self.dtype
         bits = bits_of(value)
-        if not bits.flags.c_contiguous or (array.is_in_place and not bits.flags.writeable):
-            wanted = "contiguous and writable" if array.is_in_place else "contiguous"
-            raise ValueError(f"{self.op.name}: {array.name}: expected a {wanted} array, got another")
+        if array.is_in_place and not (bits.flags.c_contiguous and bits.flags.writeable):
+            raise ValueError(f"{self.op.name}: {array.name}: expected a contiguous and writable array, got another")
         if bits.ndim != (4 if array.is_packed else len(array.dims)):
             raise ValueError(
                 f"{self.op.name}: {array.name}: expected shape [{', '.join(array.dims)}], got {bits.shape}"
             )
-        self.values[array.name] = bits
+        self.values[array.name] = np.ascontiguousarray(bits)
         for dim, size in zip(array.dims, bits.shape, strict=False):
             if not array.is_packed and dim.isalpha():
                 self.symbols.setdefault(dim, size)
@@ -88,12 +87,15 @@ class Call:
     def _value(self, expression: str) -> int:
         return value_of(expression, self.symbols)
 
-    def _size(self, field: str) -> int:
-        """A size that no array shows. The shared experts' width may be left out with them."""
+    def _bind(self, field: str, symbol: str) -> None:
+        """Take a size from the arguments; where an array shows it, too, both must agree. The shared experts' width may
+        be left out with them."""
+        known = self.symbols.get(symbol)
         value = self.arguments.pop(field, 0 if field == "shared_width" else None)
-        if not isinstance(value, int | np.integer) or not 0 <= value <= 1 << 40:
-            raise ValueError(f"{self.op.name}: {field}: expected an integer from 0 to 2^40, got {value!r}")
-        return int(value)
+        if not isinstance(value, int | np.integer) or not 0 <= value <= 1 << 40 or known not in (None, value):
+            wanted = "an integer from 0 to 2^40" if known is None else f"{known}, the size of an array"
+            raise ValueError(f"{self.op.name}: {field}: expected {wanted}, got {value!r}")
+        self.symbols[symbol] = int(value)
 
     def _number(self, field: str) -> Any:
         """A scalar field: from the arguments, else dtype from the arrays, else a default, else an error."""

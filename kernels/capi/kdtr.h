@@ -77,8 +77,12 @@ inline int64_t dtype_bytes(std::string_view dtype) {
 
 inline uint64_t align64(uint64_t num_bytes) { return (num_bytes + 63) / 64 * 64; }
 
+// Text for a message, cut between two characters if it is long.
 inline std::string shown(std::string_view text) {
-  return text.size() <= kMaxShown ? std::string(text) : std::string(text.substr(0, kMaxShown)) + " …";
+  if (text.size() <= kMaxShown) return std::string(text);
+  size_t end = kMaxShown;
+  while (end > 0 && (text[end] & 0xc0) == 0x80) --end;
+  return std::string(text.substr(0, end)) + " …";
 }
 
 inline std::string hex(uint32_t value) {
@@ -243,7 +247,10 @@ class Json {
   }
 
   [[noreturn]] void fail_syntax(const char* expected) const {
-    const std::string place = at_ < text_.size() ? "'" + std::string(text_.substr(at_, 1)) + "'" : "the end";
+    const auto byte = static_cast<unsigned char>(peek());
+    const std::string place = at_ >= text_.size()             ? "the end"
+                              : byte > 0x20 && byte < 0x7f ? std::string("'") + peek() + "'"
+                                                              : "the byte " + hex(byte).substr(8);
     fail("header", "", std::string("JSON in UTF-8 with ") + expected, place + " at byte " + std::to_string(at_));
   }
 
