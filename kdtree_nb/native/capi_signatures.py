@@ -21,6 +21,8 @@ TEXT = {
     "swiglu": "gate_up[T 2*I] -> out[T I] ; num_rows=T dim=I",
     "residual_add": "x[T D] y[T D] -> out[T D] ; num_rows=T dim=D",
     "argmax": "logits[T V] -> token[T] ; num_rows=T vocab_size=V",
+    "sample": "logits[T V] stream[T] position[T] temperature[S] top_k[S] top_p[S] seed[S] -> token[T] ; num_rows=T "
+    "vocab_size=V num_streams=S",
     "moe_route": "logits[T E] bias?[E] -> expert_id[T A] weight[T A] ; num_rows=T num_experts=E top_k=A",
     "moe_experts": "x[T D] expert_id[T A] weight[T A] gate_up{E 2*I D} down{E D I} shared_gate_up?{1 2*S D} "
     "shared_down?{1 D S} residual?[T D] -> out[T D] ; num_rows=T dim=D num_experts=E top_k=A width=I shared_width=S",

@@ -129,6 +129,7 @@ typedef KDTREE_STRUCT(RopeArgs) kdtree_rope_args;
 typedef KDTREE_STRUCT(SwigluArgs) kdtree_swiglu_args;
 typedef KDTREE_STRUCT(ResidualAddArgs) kdtree_residual_add_args;
 typedef KDTREE_STRUCT(ArgmaxArgs) kdtree_argmax_args;
+typedef KDTREE_STRUCT(SampleArgs) kdtree_sample_args;
 typedef KDTREE_STRUCT(MoeRouteArgs) kdtree_moe_route_args;
 typedef KDTREE_STRUCT(MoeExpertsArgs) kdtree_moe_experts_args;
 typedef KDTREE_STRUCT(CacheAppendArgs) kdtree_cache_append_args;
@@ -148,6 +149,7 @@ KDTREE_API kdtree_status kdtree_rope(const kdtree_rope_args* args, const kdtree_
 KDTREE_API kdtree_status kdtree_swiglu(const kdtree_swiglu_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_residual_add(const kdtree_residual_add_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_argmax(const kdtree_argmax_args* args, const kdtree_device* device);
+KDTREE_API kdtree_status kdtree_sample(const kdtree_sample_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_moe_route(const kdtree_moe_route_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_moe_experts(const kdtree_moe_experts_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_cache_append(const kdtree_cache_append_args* args, const kdtree_device* device);

@@ -1,6 +1,7 @@
 // What each operation may be called with: `check` before a kernel runs, on any device; `explain` after one has refused
 // what its arrays hold, on a CPU; `check_sizes` where a caller asks how much memory to get. In the order of op_args.h.
 #pragma once
+#include "../sampling.h"
 #include "../tree_walk.h"
 #include "checks.h"
 
@@ -100,6 +101,30 @@ inline void check(const ArgmaxArgs& a, Checks& c) {
   c.array("token", a.token, {a.num_rows}, "[T]");
   c.num_threads(a.num_threads);
   c.num_rows_device(a.num_rows_device);
+}
+
+inline void check(const SampleArgs& a, Checks& c) {
+  c.sizes({{"num_rows", a.num_rows}});
+  c.range("vocab_size", a.vocab_size, 1, kMaxSize);
+  c.range("num_streams", a.num_streams, 0, kMaxIndex);
+  c.array("logits", a.logits, {a.num_rows, a.vocab_size}, "[T, V]");
+  c.array("stream", a.stream, {a.num_rows}, "[T]");
+  c.array("position", a.position, {a.num_rows}, "[T]");
+  c.array("temperature", a.temperature, {a.num_streams}, "[S]");
+  c.array("top_k", a.top_k, {a.num_streams}, "[S]");
+  c.array("top_p", a.top_p, {a.num_streams}, "[S]");
+  c.array("seed", a.seed, {a.num_streams}, "[S]");
+  c.array("token", a.token, {a.num_rows}, "[T]");
+  c.num_threads(a.num_threads);
+  c.num_rows_device(a.num_rows_device);
+}
+
+inline void explain(const SampleArgs& a, Checks& c) {
+  c.values("stream", a.stream, a.num_rows, 0, a.num_streams - 1);
+  c.values("position", a.position, a.num_rows, 0, kMaxIndex);
+  c.values("top_k", a.top_k, a.num_streams, 0, kMaxTopK);
+  c.out_of_range("expected temperatures that are 0 or positive, normal and finite, and top_p above 0 and at most 1, got "
+                 "others");
 }
 
 inline void check(const MoeRouteArgs& a, Checks& c) {

@@ -75,6 +75,13 @@ class Cases:
         logits[2, 3] = np.nan
         return {"logits": logits}
 
+    def sample(self):
+        f32, i32 = np.float32, np.int32
+        return {"logits": self.rng.standard_normal((6, 301)).astype(f32), "stream": np.array([0, 0, 1, 1, 2, 2], i32),
+                "position": np.array([0, 5, 5, 900, 1, 2], i32), "temperature": np.array([1.0, 0.7, 0.0], f32),
+                "top_k": np.array([0, 20, 0], i32), "top_p": np.array([1.0, 0.9, 1.0], f32),
+                "seed": np.array([1, -2, 3])}  # fmt: skip
+
     def moe_route(self):
         return {"logits": self.rng.standard_normal((7, 8)).astype(np.float32),
                 "bias": self.rng.standard_normal(8).astype(np.float32), "top_k": 3, "scoring": "sigmoid",
@@ -199,6 +206,11 @@ def residual_add(a, cases):
 @oracle
 def argmax(a, cases):
     return [np.where(np.isnan(a.logits).any(axis=1), -1, np.nanargmax(a.logits, axis=1))]
+
+
+@oracle
+def sample(a, cases):
+    return [reference.sample(a.logits, a.stream, a.position, a.temperature, a.top_k, a.top_p, a.seed)]
 
 
 @oracle

@@ -77,6 +77,9 @@ TORCH = {
     "swiglu": lambda t: native.swiglu(t["gate_up"]),
     "residual_add": lambda t: native.residual_add(t["x"], t["y"]),
     "argmax": lambda t: native.argmax(t["logits"]),
+    "sample": lambda t: native.sample(
+        *flat(t, "logits", "stream", "position", "temperature", "top_k", "top_p", "seed")
+    ),
     "moe_route": lambda t: native.moe_route(
         *flat(t, "logits", "bias", "top_k"), 1, t["renormalize"], t["scaling_factor"]
     ),
@@ -125,6 +128,7 @@ def test_gives_the_bits_of_the_torch_operator(op, cases):
 
 BAD_VALUES = {
     "embed": ({"token": np.array([3, 50])}, "embed: token: expected 0 to 49, got 50 at index 1"),
+    "sample": ({"top_k": np.array([0, 1025, 0], np.int32)}, "sample: top_k: expected 0 to 1024, got 1025 at index 1"),
     "rope": ({"position": np.array([0, 1, 2, -1, 4, 5, 6], np.int32)}, "position: expected 0 to 99, got -1 at index 3"),
     "moe_experts": ({"expert_id": np.full((7, 2), 8, np.int32)}, "expert_id: expected 0 to 7, got 8 at index 0"),
     "cache_append": ({"slot": np.full(7, 90, np.int32)}, "cache_append: slot: expected 0 to 89, got 90 at index 0"),
