@@ -11,6 +11,7 @@ from kdtree_nb.bench import (
     cuda_experts,
     cuda_invariance,
     cuda_linear,
+    cuda_sampling,
     cuda_trees,
     lab,
 )
@@ -27,6 +28,8 @@ FUNCTIONS: dict[str, Callable[[lab.Lab, Effort], list[Measurement]]] = {
     "tree_build_sweep": cuda_trees.tree_build_sweep,
     "draft_tree": cuda_trees.draft_tree,
     "bookkeeping": cuda_trees.bookkeeping,
+    "sample": cuda_sampling.sample,
+    "sampling_cost": cuda_sampling.sampling_cost,
     "ar_step": cuda_engine.ar_step,
     "ngram_ddtree": cuda_engine.ngram_ddtree,
     "invariance": cuda_invariance.invariance,

@@ -91,6 +91,7 @@ _CUDA = (
     _whole(64, 15),
     _whole(256, 15),
     _whole(1023, 20),
+    Target("cuda", "sample", "sampling is faster than torch's", times_faster("native", "torch"), 1.0),
     Target("cuda", "ar_step", "an AR step of tiny is faster than eager torch",
            times_faster("native", "eager torch"), 1.0),
     Target("cuda", "ar_step", "an AR step of tiny is faster than torch in a CUDA graph",
