@@ -1,4 +1,4 @@
-"""Benchmarks of sampling on a GPU: the operation at the vocabulary of Kimi K2, and what it costs in whole generations."""
+"""Benchmarks of sampling on a GPU: the operation at the vocabulary of Kimi K2, and what it costs in generations."""
 
 from __future__ import annotations
 

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from check_common import BF16, DEV, F32
 from op_lib import run, workspace_bytes
 from timing import graph_times
 
-VOCAB, DEPTH, COPIES = 163840, 15, 16  # 16 copies of the logits: 157 MB, past the L2 cache
-
-
-def drafter_logits(streams: int) -> torch.Tensor:
-    """Logits like a drafter's: a few likely tokens at each depth, less sure with depth, over a flat rest."""
-    x = torch.randn(streams, DEPTH, VOCAB, device=DEV) * 1.5
-    likely = torch.rand(streams, DEPTH, VOCAB, device=DEV).topk(200, -1).indices
-    peak = torch.linspace(16, 11, DEPTH, device=DEV)[None, :, None] - 1.6 * torch.arange(1, 201, device=DEV).log()
-    return x.scatter(-1, likely, peak + torch.randn(streams, DEPTH, 200, device=DEV))
+from kdtree_nb.bench import Lab
+from kdtree_nb.bench.cuda_trees import DEPTH, drafter_logits
+from kdtree_nb.bench.cuda_trees import NUM_COPIES as COPIES
+from kdtree_nb.bench.cuda_trees import VOCAB_SIZE as VOCAB
+from kdtree_nb.bench.published import published_step
 
 
 class Pipeline:
@@ -140,44 +134,10 @@ class Pipeline:
         self.target.copy_(target)
 
 
-def published_step(logits: torch.Tensor, budget: int, target: torch.Tensor) -> tuple[int, int]:
-    """Our rendering of the published pipeline, one stream: everything but the two model forwards and the compaction."""
-    values, ids = logits.float().topk(budget, -1)
-    log_probs = (values - logits.float().logsumexp(-1, keepdim=True)).cpu().numpy()
-    ids = ids.cpu().numpy()
-    heap = [(-float(log_probs[0, 0]), (0,), 0, 1, 0, float(log_probs[0, 0]))]
-    token, depth, parents, children = [], [], [-1], [{}]
-    while heap and len(token) < budget:
-        _, ranks, parent, level, rank, weight = heapq.heappop(heap)
-        node = len(token) + 1
-        token.append(int(ids[level - 1, rank]))
-        depth.append(level)
-        parents.append(parent)
-        children.append({})
-        children[parent][token[-1]] = node
-        if rank + 1 < budget:
-            sibling = weight - float(log_probs[level - 1, rank]) + float(log_probs[level - 1, rank + 1])
-            heapq.heappush(heap, (-sibling, (*ranks[:-1], rank + 1), parent, level, rank + 1, sibling))
-        if level < DEPTH:
-            child = weight + float(log_probs[level, 0])
-            heapq.heappush(heap, (-child, (*ranks, 0), node, level + 1, 0, child))
-    visible = np.zeros((budget + 1, budget + 1), bool)
-    visible[0, 0] = True
-    for i in range(1, budget + 1):
-        visible[i, :i] = visible[parents[i], :i]
-        visible[i, i] = True
-    for array in (np.array(token), np.array(depth), visible):
-        torch.from_numpy(array).to(DEV)
-    choice, node, accepted = target[0].tolist(), 0, 0
-    while choice[node] in children[node]:
-        node = children[node][choice[node]]
-        accepted += 1
-    return accepted, choice[node]
-
-
 def time_trees(report: Callable[[str, list[float]], float]) -> None:
     """Each step for budgets 64 to 1023, all five together, and the published pipeline; `report` returns the median."""
-    logits = [drafter_logits(1) for _ in range(COPIES)]
+    lab = Lab(DEV)
+    logits = [drafter_logits(lab) for _ in range(COPIES)]
     for budget in (64, 256, 512, 1023):
         pipeline = Pipeline(1, budget)
         report(
@@ -195,7 +155,7 @@ def time_trees(report: Callable[[str, list[float]], float]) -> None:
         for i in range(6):
             torch.cuda.synchronize()
             begin = time.perf_counter()
-            published_step(logits[i][0], budget, pipeline.target)
+            published_step(logits[i][0], budget, pipeline.target[0])
             torch.cuda.synchronize()
             times.append(time.perf_counter() - begin)
         print(
@@ -205,6 +165,6 @@ def time_trees(report: Callable[[str, list[float]], float]) -> None:
     pipeline = Pipeline(1, 64)
     report("draft_topk BF16 K 64", graph_times([lambda x=x: pipeline.topk(x) for x in bf16]))
     del logits, bf16
-    ten, pipeline = [drafter_logits(10) for _ in range(2)], Pipeline(10, 64, 8)
+    ten, pipeline = [drafter_logits(lab, 10) for _ in range(2)], Pipeline(10, 64, 8)
     report("draft_topk F32 10 streams K 64", graph_times([lambda x=x: pipeline.topk(x) for x in ten]))
     report("tree_build 10 streams budget 64", graph_times([pipeline.build] * 20))
