@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 
 import torch
 
 from kdtree_nb.bench.lab import Calls, Lab
-from kdtree_nb.bench.linear_shapes import Shape, linear_with, shapes
+from kdtree_nb.bench.linear_shapes import Shape, UnsupportedShapeError, linear_with, shapes
 from kdtree_nb.bench.runner import Effort, Measurement, require
 from kdtree_nb.native import ops
 
@@ -87,7 +88,7 @@ def invariance_cost(lab: Lab, effort: Effort) -> list[Measurement]:
             x = lab.randn(M, K, dtype=layer.dtype)
             contenders = {
                 "invariant": _with(layer, x, None),
-                "best shape": _fastest(lab, [_with(layer, x, s) for s in shapes(layer.dtype) if _fits(s, M)]),
+                "best shape": _fastest(lab, [_with(layer, x, s) for s in _usable(layer, x)]),
                 "best cuBLAS": _fastest(lab, _ways(layer, transposed, x)),
             }
             results += lab.compete("invariance_cost", contenders, effort, layer.params(M))
@@ -99,9 +100,15 @@ def _with(layer: Layer, x: torch.Tensor, shape: Shape | None) -> Calls:
     return [lambda p=p: linear_with(x, p, out, shape) for p in layer.packed]
 
 
-def _fits(shape: Shape, M: int) -> bool:
-    """Whether a tile of this shape is neither mostly empty nor one of many."""
-    return (shape.num_rows < 4 * M or shape.num_rows <= 16) and shape.num_rows * 4 > M
+def _usable(layer: Layer, x: torch.Tensor) -> list[Shape]:
+    """Shapes that can do it, with tiles that are neither mostly empty nor many."""
+    M, found = x.shape[0], []
+    for shape in shapes(layer.dtype):
+        if (shape.num_rows < 4 * M or shape.num_rows <= 16) and shape.num_rows * 4 > M:
+            with contextlib.suppress(UnsupportedShapeError):
+                _with(layer, x, shape)[0]()
+                found.append(shape)
+    return found
 
 
 def _ways(layer: Layer, transposed: list[torch.Tensor], x: torch.Tensor) -> list[Calls]:

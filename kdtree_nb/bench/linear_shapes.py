@@ -11,7 +11,12 @@ import torch
 from kdtree_nb.errors import KdtreeError
 from kdtree_nb.native import load, ops
 
+_UNSUPPORTED = 5
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+class UnsupportedShapeError(KdtreeError):
+    """A tile shape that cannot do these sizes on this device."""
 
 
 class Shape(NamedTuple):
@@ -47,7 +52,7 @@ def linear_with(x: torch.Tensor, packed: ops.PackedLinear, out: torch.Tensor, sh
     """out = x Wᵀ on the current stream, in this shape, or in the one that `ops.linear` chooses.
 
     x float [T, K] and out float [T, N], dense, of the weights' dtype. The weights must not be written to by what is
-    still running. Raises KdtreeError unless the kernel accepts.
+    still running. Raises UnsupportedShapeError for a shape that cannot do it, KdtreeError where the launch fails.
     """
     stream = torch.cuda.current_stream(x.device).cuda_stream
     pointers = x.data_ptr(), packed.data.data_ptr(), out.data_ptr()
@@ -56,4 +61,5 @@ def linear_with(x: torch.Tensor, packed: ops.PackedLinear, out: torch.Tensor, sh
         *pointers, x.shape[0], packed.num_out, packed.num_in, _DTYPES[x.dtype], index, stream
     )
     if status:
-        raise KdtreeError(f"linear_with: {shape}: expected status 0, got {status}")
+        kind = UnsupportedShapeError if status == _UNSUPPORTED else KdtreeError
+        raise kind(f"linear_with: {shape}: expected status 0, got {status}")
