@@ -131,6 +131,20 @@ def plot_bookkeeping(record: Record, published_s: Mapping[int, float] | None = N
     return _signed(fig, record)
 
 
+def counts(record: Record, group: str) -> list[dict[str, Any]]:
+    """What a group counted: its measurements' params, and `contender`. Raises ValueError where the record has none.
+
+    Groups `invariance` (rows of trees against the same rows one by one: what, dtype, cases, rows, changed_rows) and
+    `invariance_tokens` (model, dtype, texts, rows, changed_rows, changed_choices, tokens, changed_tokens, changed_texts);
+    contenders `native` and `torch`.
+    """
+    named = [(r.name.partition("/"), r.params) for r in record.results]
+    found = [{"contender": name[2], **params} for name, params in named if name[0] == group]
+    if not found:
+        raise ValueError(f"counts: {record.path.name}: expected results of {group}, got none")
+    return found
+
+
 def tokens_per_s(record: Record, dtype: str = "float32") -> dict[str, float]:
     """Tokens per second of one stream of tiny: AR steps of the contenders, and NGram DDTree over whole calls."""
     suffix = "" if dtype == "float32" else "_bf16"

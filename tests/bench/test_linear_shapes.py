@@ -1,4 +1,4 @@
-"""linear in a tile shape of one's choice: the C functions compile against linear.cuh, and every shape gives the same."""
+"""linear in a tile shape of one's choice: the C functions compile against linear.cuh, and all shapes give the same."""
 
 from __future__ import annotations
 

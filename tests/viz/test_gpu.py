@@ -84,6 +84,16 @@ def test_bookkeeping_with_and_without_published_figures():
     assert len(gpu.plot_bookkeeping(record()).axes[0].containers) == 2
 
 
+def test_counts_keep_contender_and_params():
+    params = {"what": "linear", "cases": 3, "rows": 40, "changed_rows": 0}
+    counted = Result("invariance/native", "row", (40.0,), params)
+    other = Result("invariance_total/native", "row", (40.0,), {"rows": 40})
+    kept = Record("x", "d", "c", {}, "k", (counted, other), Path("g.json"))
+    assert gpu.counts(kept, "invariance") == [{"contender": "native", **params}]
+    with pytest.raises(ValueError, match="g.json: expected results of invariance_tokens"):
+        gpu.counts(kept, "invariance_tokens")
+
+
 def test_tokens_per_second():
     rates = gpu.tokens_per_s(record(), "bfloat16")
     assert rates == {
