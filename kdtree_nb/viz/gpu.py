@@ -135,8 +135,8 @@ def counts(record: Record, group: str) -> list[dict[str, Any]]:
     """What a group counted: its measurements' params, and `contender`. Raises ValueError where the record has none.
 
     Groups `invariance` (rows of trees against the same rows one by one: what, dtype, cases, rows, changed_rows) and
-    `invariance_tokens` (model, dtype, texts, rows, changed_rows, changed_choices, tokens, changed_tokens, changed_texts);
-    contenders `native` and `torch`.
+    `invariance_tokens` (model, dtype, texts, rows, changed_rows, changed_choices, tokens, changed_tokens,
+    changed_texts); contenders `native` and `torch`.
     """
     named = [(r.name.partition("/"), r.params) for r in record.results]
     found = [{"contender": name[2], **params} for name, params in named if name[0] == group]
