@@ -21,5 +21,9 @@ class CheckpointError(KdtreeError):
     """A model file or folder does not describe a model that this package can run. Names the field or tensor."""
 
 
+class DeviceMemoryError(KdtreeError):
+    """The memory of a GPU does not hold what was asked for. Names the sizes and what to make smaller."""
+
+
 class NonFiniteError(KdtreeError):
     """A model or drafter produced NaN logits. Names the stream and the position."""

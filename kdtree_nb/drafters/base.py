@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from kdtree_nb.native.ops import StreamState
 from kdtree_nb.tree import DraftTree
 
 
@@ -51,6 +52,25 @@ class Drafter(Protocol):
 
     def draft(self, context: DraftContext) -> DraftCandidates | DraftTree:
         """Candidates for the B streams of `context`, or B ready trees whose roots are the bonus tokens."""
+        ...
+
+
+@runtime_checkable
+class DeviceDrafter(Protocol):
+    """A drafter that can also draft from what lies on the device, so that a whole step needs no host."""
+
+    depth: int
+
+    def draft(self, context: DraftContext) -> DraftCandidates | DraftTree:
+        """As a Drafter: the same drafts as `draft_on_device`."""
+        ...
+
+    def draft_on_device(self, state: StreamState) -> torch.Tensor:
+        """Logits f32 or bf16 [S, depth, V] of the tokens at depths 1 … depth, for all S streams of `state`.
+
+        It is captured: it must not look at values, only launch work on the device of `state`, the same every time. The
+        rows of a stream that is not active are not used.
+        """
         ...
 
 

@@ -49,7 +49,7 @@ class Accepted(NamedTuple):
 
 
 class Batch:
-    """Per-step state of S streams: i32 tensors prefix_len, budget, active [S] and i64 bonus [S] on the model's device.
+    """Per-step state of S streams: i32 tensors prefix_len, budget, active [S] and i64 bonus [S] on `device`.
 
     A stream that has finished keeps its place with active 0, budget 0 and no rows.
     """
@@ -59,12 +59,13 @@ class Batch:
         on_step: Callable[[StepRecord], None] | None = None,
     ) -> None:  # fmt: skip
         self.model, self.drafter, self.streams = forward.model, drafter, streams
+        self.device = forward.tree_device
         self.return_logits, self.on_step = return_logits, on_step
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self.num_steps = 0
         self.max_budget = max(s.budget for s in streams)
         self.forward, self.cache, self.prefix_len = forward, forward.cache, forward.prefix_len.zero_()
-        self.bonus = torch.tensor([s.tokens[-1] for s in streams], device=self.model.device)
+        self.bonus = torch.tensor([s.tokens[-1] for s in streams], device=self.device)
         self.roots = root_trees(self.bonus)
         self._retire()
 
@@ -72,7 +73,7 @@ class Batch:
         """Let go of the streams that have finished."""
         self.running = [s for s in self.streams if s.finish_reason is None]
         running = {s.index for s in self.running}
-        device = self.model.device
+        device = self.device
         self.all_running = len(running) == len(self.streams)
         self.active = torch.tensor([int(s.index in running) for s in self.streams], dtype=torch.int32, device=device)
         budgets = [s.budget if s.index in running else 0 for s in self.streams]
@@ -84,10 +85,7 @@ class Batch:
         prompts = [s.tokens[:-1] if s.finish_reason is None else [] for s in self.streams]
         for start in range(0, max(map(len, prompts)), PREFILL_CHUNK_TOKENS):
             chunks = [p[start : start + PREFILL_CHUNK_TOKENS] for p in prompts]
-            tree = chain_trees(chunks, self.model.device)
-            rows = ops.tree_rows(tree, self.prefix_len)
-            self.model.forward(rows, tree, self.cache, self.prefix_len, need_logits=False)
-            self.prefix_len.add_(tree.num_nodes)
+            self.forward.prefill(chain_trees(chunks, self.device))
             for stream, chunk in zip(self.streams, chunks, strict=True):
                 stream.stats.num_prefill_forwards += bool(chunk)
 
@@ -112,7 +110,7 @@ class Batch:
             num_prompt_tokens=[s.num_prompt_tokens for s in self.running],
             num_candidates=min(self.max_budget, vocab_size),
             vocab_size=vocab_size,
-            device=self.model.device,
+            device=self.device,
         )
         ends = [(len(s.tokens), s.tokens[-1]) for s in self.running]
         draft = self.drafter.draft(context)
@@ -178,6 +176,9 @@ class Batch:
             self.cache.compact(self.prefix_len, accepted.path, accepted.num_accepted)
         self.prefix_len.add_(accepted.num_accepted).add_(self.active)
         self.bonus = accepted.next_token if self.all_running else accepted.next_token.clamp_(min=0)
+
+    def close(self) -> None:
+        """Let go of what the batch holds; nothing here. Also called after an error."""
 
     def _report(self, tree: DraftTree, verified: Verified, accepted: Accepted) -> None:
         if self.on_step:

@@ -42,8 +42,8 @@ def check_draft(batch: Batch, draft: object, ends: list[tuple[int, int]]) -> Non
         raise ValueError(f"draft: {_name(batch)}: expected DraftCandidates or a DraftTree, got {type(draft).__name__}")
     first = draft.token if isinstance(draft, DraftTree) else draft.log_probs
     device = getattr(first, "device", "no tensor")
-    if device != batch.model.device:
-        raise ValueError(f"draft: {_name(batch)}: expected tensors on {batch.model.device}, got {device}")
+    if device != batch.device:
+        raise ValueError(f"draft: {_name(batch)}: expected tensors on {batch.device}, got {device}")
     if [(len(s.tokens), *s.tokens[-1:]) for s in batch.running] != ends:
         raise ValueError(f"draft: {_name(batch)}: expected context.tokens to be left as they are, got them changed")
 
@@ -64,7 +64,7 @@ def tree_from_candidates(batch: Batch, draft: DraftCandidates) -> DraftTree:
     try:
         return _build(log_probs, token_ids, batch.bonus, batch.budget, batch.max_budget)
     except ValueError as error:
-        raise _candidates_error(batch, draft, error) from error
+        raise candidates_error(batch, draft, error) from error
 
 
 def _build(*inputs: torch.Tensor | int) -> DraftTree:
@@ -98,7 +98,7 @@ def tree_from_drafter(batch: Batch, draft: DraftTree) -> DraftTree:
 def _places(batch: Batch) -> torch.Tensor:
     """i64 [S]: the row of each stream among the running ones; a finished stream borrows row 0 (its budget is 0)."""
     place = {s.index: row for row, s in enumerate(batch.running)}
-    return torch.tensor([place.get(s.index, 0) for s in batch.streams], device=batch.model.device)
+    return torch.tensor([place.get(s.index, 0) for s in batch.streams], device=batch.device)
 
 
 def _name(batch: Batch) -> str:
@@ -113,7 +113,9 @@ def _check_candidates(batch: Batch, log_probs: torch.Tensor, token_ids: torch.Te
         )
 
 
-def _candidates_error(batch: Batch, draft: DraftCandidates, error: ValueError) -> Exception:
+def candidates_error(batch: Batch, draft: DraftCandidates, error: ValueError) -> Exception:
+    """What to raise where the running streams' candidates were refused: NonFiniteError that names the first NaN, or
+    `error` with the drafter's name."""
     where = draft.log_probs.isnan().any(dim=2).nonzero().tolist()
     if not where:
         return ValueError(f"draft: {_name(batch)}: {error}")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
 from kdtree_nb.drafters import Drafter
 from kdtree_nb.model import Model
 from kdtree_nb.speculate.batch import Batch
+from kdtree_nb.speculate.device_batch import DeviceBatch
+from kdtree_nb.speculate.device_forward import DeviceForward
 from kdtree_nb.speculate.forward import TreeForward
 from kdtree_nb.speculate.request import check_budgets, check_counts, check_prompts, check_stop_tokens
 from kdtree_nb.speculate.sampling import Sampling, check_samplings
@@ -23,6 +26,26 @@ Prompts = Sequence[int] | Sequence[Sequence[int]]
 Samplings = Sampling | Sequence[Sampling | None] | None
 
 
+class Kind(NamedTuple):
+    """How steps are taken: what is kept between texts, and what decodes the streams of one call."""
+
+    forward: type[TreeForward] | type[DeviceForward]
+    batch: type[Batch]
+
+
+HOST = Kind(TreeForward, Batch)
+"""The host leads every step through its stages."""
+
+DEVICE = Kind(DeviceForward, DeviceBatch)
+"""The device takes whole steps; on a GPU each is a CUDA graph."""
+
+
+def _kind(use_graphs: bool | None, device: torch.device) -> Kind:
+    if use_graphs and device.type != "cuda":
+        raise ValueError(f"Engine: use_graphs: expected a model on a GPU, got one on {device}")
+    return DEVICE if device.type == "cuda" and use_graphs is not False else HOST
+
+
 class Engine:
     """Decodes with `model`. A call keeps its own state: after an error the engine is as good as before.
 
@@ -31,15 +54,18 @@ class Engine:
     drafter:     who proposes tokens for `generate_ddtree`; its quality decides the speed, never the output
     budget:      most drafted tokens per stream and step, 0 … 1023
     max_seq_len: most tokens of prompt and output together; default: the model's, at most 4096
+    use_graphs:  take each step as one CUDA graph, without waiting for the host; default: on a GPU
     """
 
     def __init__(
-        self, model: Model, drafter: Drafter | None = None, budget: int = 16, max_seq_len: int | None = None
-    ) -> None:
+        self, model: Model, drafter: Drafter | None = None, budget: int = 16, max_seq_len: int | None = None,
+        use_graphs: bool | None = None,
+    ) -> None:  # fmt: skip
         if drafter is not None and (isinstance(drafter, type) or not hasattr(drafter, "draft")):
             raise ValueError(f"Engine: drafter: expected an instance with a method draft, got {drafter!r}")
         self.model, self.drafter = model, drafter
-        self._spares: list[TreeForward] = []
+        self._spares: list[TreeForward | DeviceForward] = []
+        self._kind = _kind(use_graphs, model.device)
         self.budget = check_budgets("Engine", budget, 1)[0]
         longest = model.config.max_position_embeddings
         wanted = min(DEFAULT_MAX_SEQ_LEN, longest) if max_seq_len is None else max_seq_len
@@ -84,25 +110,26 @@ class Engine:
         samplings = check_samplings(sampling, len(prompts))
         forward = self._forward_for(streams)
         forward.choose.set(samplings)
-        batch = Batch(forward, self.drafter, streams, return_logits, on_step)
-        if batch.running:
-            batch.prefill()
-        while batch.running:
-            batch.step()
+        batch = self._kind.batch(forward, self.drafter, streams, return_logits, on_step)
+        with contextlib.closing(batch):
+            if batch.running:
+                batch.prefill()
+            while batch.running:
+                batch.step()
         self._spares[:] = [forward]
         vocab_size, device = self.model.config.vocab_size, self.model.device
         no_logits = torch.empty(0, vocab_size, device=device) if return_logits else None
         results = [s.result(batch.seconds, no_logits) for s in streams]
         return results[0] if is_single else results
 
-    def _forward_for(self, streams: list[Stream]) -> TreeForward:
+    def _forward_for(self, streams: list[Stream]) -> TreeForward | DeviceForward:
         """The cache and the captured forwards of the last call where they fit, else new ones."""
         num_slots = max(s.max_tokens + 1 + s.budget for s in streams)
         with contextlib.suppress(IndexError):
             spare = self._spares.pop()  # whichever thread takes it, has it alone
             if spare.fits(self.model, len(streams), num_slots):
                 return spare
-        return TreeForward.allocate(self.model, len(streams), num_slots)
+        return self._kind.forward.allocate(self.model, len(streams), num_slots)
 
     def _streams(
         self, prompts: list[list[int]], max_new_tokens: int | Sequence[int], budget: int | Sequence[int],

@@ -40,9 +40,10 @@ class TreeForward:
 
     def __init__(self, model: Model, cache: LatentCache, prefix_len: torch.Tensor) -> None:
         self.model, self.cache, self.prefix_len = model, cache, prefix_len
+        self.tree_device = model.device
         self.choose = Chooser(len(prefix_len), model.device)
         self._forward = functools.partial(forward, model, cache, prefix_len, choose=self.choose)
-        self._addresses = _addresses(model)
+        self._addresses = addresses(model)
         self._storages = [t.untyped_storage() for t in model.tensors()]  # captured calls read them: they must stay
         self._max_captured_rows = MAX_CAPTURED_ROWS if model.device.type == "cpu" else 0
         self._captures: dict[tuple[int, int, int, bool], tuple[DraftTree, Capture[Choice]]] = {}
@@ -58,7 +59,13 @@ class TreeForward:
         """Whether the next batch can use it: it is large enough, and the model's weights are those captured."""
         cache = self.cache
         fits = cache.num_streams == num_streams and cache.num_slots >= num_slots
-        return fits and self.model is model and self._addresses == _addresses(model)
+        return fits and self.model is model and self._addresses == addresses(model)
+
+    def prefill(self, tree: DraftTree) -> None:
+        """Append the rows of trees without branches to the cache and to the prefix."""
+        rows = ops.tree_rows(tree, self.prefix_len)
+        self.model.forward(rows, tree, self.cache, self.prefix_len, need_logits=False)
+        self.prefix_len.add_(tree.num_nodes)
 
     def __call__(self, tree: DraftTree, num_rows: int) -> Choice:
         """The target's choice after each of the `num_rows` nodes in use. The next call may overwrite what is returned.
@@ -82,7 +89,8 @@ class TreeForward:
         return capture.result if capture.replay() else self._forward(tree)
 
 
-def _addresses(model: Model) -> list[int]:
+def addresses(model: Model) -> list[int]:
+    """Where everything lies that a captured forward reads: other addresses mean other weights."""
     return [tensor.data_ptr() for tensor in model.tensors()]
 
 

@@ -9,9 +9,38 @@ import torch
 from kdtree_nb import Engine
 from kdtree_nb.drafters.base import DraftCandidates, StreamDraft, stack
 from kdtree_nb.goldens import load_goldens
+from kdtree_nb.speculate import engine as engine_module
 from kdtree_nb.tree import DraftTree
 
 NUM_TOKENS = 24
+
+
+BOTH_KINDS = ("test_engine", "test_exactness", "test_sampling", "test_section10")
+"""Modules whose tests run twice: steps led by the host, and steps that the device takes (on a CPU, without a graph)."""
+
+
+def pytest_generate_tests(metafunc):
+    if metafunc.module.__name__.split(".")[-1] in BOTH_KINDS:
+        metafunc.parametrize("kind", ["host", "device"], indirect=True)
+
+
+def pytest_collection_modifyitems(items):
+    """Leave out most budgets where the device takes the steps and there is no GPU: it is the arithmetic of the host."""
+    items[:] = [item for item in items if not _is_repetition(getattr(getattr(item, "callspec", None), "params", {}))]
+
+
+def _is_repetition(params) -> bool:
+    is_double = params.get("kind") == "device" and params.get("device") == "cpu"
+    return is_double and params.get("budget", 0) not in (0, 1, 7, 33, 65)
+
+
+@pytest.fixture(autouse=True)
+def kind(request, monkeypatch) -> str:
+    """Who takes the steps of the engines that a test makes, "host" or "device"; by default as the engine has it."""
+    name = getattr(request, "param", None)
+    if name:
+        monkeypatch.setattr(engine_module, "_kind", lambda use_graphs, device: getattr(engine_module, name.upper()))
+    return name
 
 
 @pytest.fixture(scope="session")
@@ -33,12 +62,16 @@ def prompts(golden_texts):
 
 @pytest.fixture(scope="session")
 def ar(models, prompts):
-    """(model name, dtype) -> AR generations of the 3 prompts, each alone, 24 tokens with logits. Computed once."""
+    """(model name, dtype) -> AR generations of the 3 prompts, each alone, 24 tokens with logits. Computed once.
+
+    The host leads their steps, so that what the device does is compared with what the host does.
+    """
     results = {}
 
     def get(name, dtype=torch.float32):
         if (name, dtype) not in results:
             engine = Engine(models(name, dtype))
+            engine._kind = engine_module.HOST
             results[name, dtype] = [
                 engine.generate_ar(p, NUM_TOKENS, return_logits=True, stop_token_ids=()) for p in prompts[name]
             ]

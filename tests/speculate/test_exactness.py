@@ -9,10 +9,11 @@ from kdtree_nb import Engine, drafters
 
 BUDGETS = [0, 1, 2, 7, 16, 31, 32, 33, 63, 64, 65, 128, 512, 1023]
 DRAFTERS = {
-    "oracle": lambda continuations: drafters.Oracle(continuations),
-    "always wrong": lambda continuations: drafters.AlwaysWrong(continuations),
-    "random": lambda continuations: drafters.Random(seed=4),
-    "ngram": lambda continuations: drafters.NGram(),
+    "oracle": lambda continuations, V: drafters.Oracle(continuations),
+    "always wrong": lambda continuations, V: drafters.AlwaysWrong(continuations),
+    "random": lambda continuations, V: drafters.Random(seed=4),
+    "ngram": lambda continuations, V: drafters.NGram(),
+    "skip gram": lambda continuations, V: drafters.SkipGram(sum(continuations, []), V, depth=5, min_count=2),
 }
 
 
@@ -27,7 +28,13 @@ def assert_same(got, want):
 def test_fp32(model, name, budget, ar, prompts, request):
     model_name = request.node.callspec.params["model"]
     expected = ar(model_name)
-    check(model, DRAFTERS[name]([g.tokens for g in expected]), budget, expected, prompts[model_name])
+    check(
+        model,
+        DRAFTERS[name]([g.tokens for g in expected], model.config.vocab_size),
+        budget,
+        expected,
+        prompts[model_name],
+    )
 
 
 @pytest.mark.parametrize("budget", [0, 7, 33, 64, 128])
@@ -36,7 +43,13 @@ def test_fp32(model, name, budget, ar, prompts, request):
 def test_bf16(model_name, name, budget, ar, prompts, models):
     expected = ar(model_name, torch.bfloat16)
     model = models(model_name, torch.bfloat16)
-    check(model, DRAFTERS[name]([g.tokens for g in expected]), budget, expected, prompts[model_name])
+    check(
+        model,
+        DRAFTERS[name]([g.tokens for g in expected], model.config.vocab_size),
+        budget,
+        expected,
+        prompts[model_name],
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

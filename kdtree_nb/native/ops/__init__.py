@@ -21,10 +21,12 @@ from kdtree_nb.native.ops.model_ops import (
     swiglu,
     verify_attn,
 )
-from kdtree_nb.native.ops.stream_ops import RECORD_FIELDS, StepRing, StreamState, step_commit
+from kdtree_nb.native.ops.stream_ops import NAN_LOGITS, NO_TREE, RECORD_FIELDS, StepRing, StreamState, step_commit
 from kdtree_nb.native.ops.tree_ops import Rows, draft_topk, tree_accept, tree_build, tree_rows, tree_rows_padded
 
 __all__ = [
+    "NAN_LOGITS",
+    "NO_TREE",
     "PackedExperts",
     "PackedLinear",
     "RECORD_FIELDS",

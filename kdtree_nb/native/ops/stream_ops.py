@@ -14,6 +14,9 @@ from kdtree_nb.native.ops.namespace import native
 RECORD_FIELDS = ("num_nodes", "num_accepted", "num_emitted", "status")
 """What a record holds per stream in front of the emitted tokens."""
 
+NO_TREE, NAN_LOGITS = 1, 2
+"""Statuses in a record: an active stream's tree had no nodes; the choice behind the emitted tokens was -1."""
+
 
 class StreamState(NamedTuple):
     """Where S streams stand, in memory that a step reads and writes.
@@ -57,10 +60,10 @@ def step_commit(
 
     accepted_path i32 [S, L] and num_accepted i32 [S] of `tree_accept`, num_nodes i32 [S] of the trees, target_token
     i64 [T] with the row i32 [S] of each root, is_stop bool [V]: tokens that end the text. Every active stream emits at
-    least one token, up to one that ends the text or is its last remaining one; then it is no longer active. Status 2 in
-    the record: the choice behind the emitted ones was -1, from logits with a NaN; 1: an active stream's tree had no
-    nodes. Both end the stream. A stream that is not active emits nothing and stays as it is. Raises ValueError on
-    paths, rows or tokens outside their arrays; on a GPU those count as NaN.
+    least one token, up to one that ends the text or is its last remaining one; then it is no longer active. A choice of
+    -1 (status NAN_LOGITS) and a tree without nodes (NO_TREE) end a stream as well. A stream that is not active emits
+    nothing and stays as it is. Raises ValueError on paths, rows or tokens outside their arrays; on a GPU they count as
+    NaN.
     """
     native.step_commit(accepted_path, num_accepted, num_nodes, target_token, row_begin, is_stop, *state, *ring)
 

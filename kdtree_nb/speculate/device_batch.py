@@ -1,0 +1,159 @@
+"""DeviceBatch: S streams decoded by steps that the device takes, while the host launches ahead and reads along."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+from kdtree_nb.drafters import DeviceDrafter, DraftCandidates, Drafter
+from kdtree_nb.native import ops
+from kdtree_nb.speculate.batch import Batch
+from kdtree_nb.speculate.device_forward import DeviceForward
+from kdtree_nb.speculate.drafting import candidates_error, check_tokens
+from kdtree_nb.speculate.stats import StepRecord, timed
+from kdtree_nb.speculate.step_runner import RING_SIZE, StepRunner
+from kdtree_nb.speculate.stream import Stream
+from kdtree_nb.tree import DraftTree
+
+LOOKAHEAD = 4
+"""Steps in flight while the host reads the record of an earlier one. More are taken in vain when a text ends early."""
+
+assert LOOKAHEAD <= RING_SIZE
+
+
+class DeviceBatch(Batch):
+    """A Batch whose state lies on the device; `running` and the streams follow it, a few steps behind.
+
+    Without a drafter and with a drafter on the device, steps are launched ahead of the records that are read. A drafter
+    on the host needs the tokens of a step before it can draft for the next: then there is one wait per step.
+    """
+
+    def __init__(
+        self, forward: DeviceForward, drafter: Drafter | None, streams: list[Stream], return_logits: bool = False,
+        on_step: Callable[[StepRecord], None] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(forward, drafter, streams, return_logits, on_step)
+        forward.load(streams)
+        self._in_flight: deque[tuple[StepRunner, int]] = deque()
+        watched = return_logits or on_step is not None  # what a step leaves on the device is gone after the next one
+        self._lookahead = 1 if watched else LOOKAHEAD
+        self._on_device = self.max_budget == 0 or isinstance(drafter, DeviceDrafter)
+
+    def step(self) -> None:
+        """Take in one step of all running streams; each emits at least one token."""
+        tree = None
+        if self._on_device:
+            self.launch_ahead()
+        else:
+            tree = self.build(self.draft())
+            self.launch(tree)
+        runner, record = self.wait()
+        self.emit(runner, record, tree)
+
+    @timed("verify")
+    def launch_ahead(self) -> None:
+        """Start as many steps as may be in flight, but no more than tokens remain: a step emits at least one."""
+        longest = max(s.num_remaining for s in self.running)
+        while len(self._in_flight) < min(self._lookahead, longest):
+            runner = self._device_runner()
+            self._in_flight.append((runner, runner.launch()))
+
+    def _device_runner(self) -> StepRunner:
+        if self.max_budget == 0:
+            return self.forward.root_runner()
+        return self.forward.drafting_runner(self.drafter, self.max_budget)
+
+    def build(self, draft: DraftCandidates | DraftTree | None) -> DraftTree:
+        """The trees of all S streams, on the host. Raises ValueError for a token outside the vocabulary."""
+        tree = super().build(draft)
+        if isinstance(draft, DraftTree) or tree.token.max() >= self.model.config.vocab_size:
+            check_tokens(self, tree)
+        return tree
+
+    @timed("verify")
+    def launch(self, tree: DraftTree) -> None:
+        """Start the step over `tree`."""
+        num_nodes = int(tree.num_nodes.max())
+        if num_nodes == 1:
+            runner = self.forward.root_runner()
+        else:
+            runner = self.forward.tree_runner(num_nodes)
+            runner.buffer.put(tree)
+        self._in_flight.append((runner, runner.launch()))
+
+    @timed("verify")
+    def wait(self) -> tuple[StepRunner, list[list[int]]]:
+        """The oldest step in flight and what its record holds: per stream the fields and the emitted tokens."""
+        runner, place = self._in_flight.popleft()
+        record = runner.wait(place)
+        num_fields = len(ops.RECORD_FIELDS)
+        used = num_fields + int(record[ops.RECORD_FIELDS.index("num_emitted")].max())
+        return runner, record[:used].T.tolist()
+
+    @timed("accept")
+    def emit(self, runner: StepRunner, record: list[list[int]], tree: DraftTree | None) -> None:
+        """Give the streams the tokens of a step. Raises NonFiniteError where its logits held a NaN."""
+        streams, bonus = self.running, [s.tokens[-1] for s in self.streams]
+        emitted = [self._emit(stream, *record[stream.index]) for stream in streams]
+        if self.return_logits or self.on_step:
+            self._watch(runner, record, streams, emitted, tree, bonus)
+        self.num_steps += 1
+        if any(stream.finish_reason for stream in streams):
+            self._retire()
+        if not self._on_device:
+            self.bonus = torch.tensor([s.tokens[-1] for s in self.streams])
+
+    def _emit(
+        self, stream: Stream, num_nodes: int, num_accepted: int, num_emitted: int, status: int, *tokens: int
+    ) -> list[int]:
+        if status == ops.NO_TREE:
+            raise self._draft_error()
+        chosen = [*tokens[:num_emitted], -1] if status == ops.NAN_LOGITS else tokens[:num_emitted]
+        emitted = stream.emit(chosen)
+        stream.record_step(num_nodes, num_accepted, len(emitted))
+        return emitted
+
+    def _draft_error(self) -> Exception:
+        """Why the running streams' trees were refused: what the drafter says again, now looked at."""
+        logits = self.drafter.draft_on_device(self.forward.state)
+        place = [stream.index for stream in self.running]
+        drafts = (values[place] for values in ops.draft_topk(logits, min(self.max_budget, logits.shape[2])))
+        return candidates_error(self, DraftCandidates(*drafts), ValueError("expected candidates of a tree, got others"))
+
+    def _watch(
+        self, runner: StepRunner, record: list[list[int]], streams: list[Stream], emitted: list[list[int]],
+        tree: DraftTree | None, bonus: list[int],
+    ) -> None:  # fmt: skip
+        """Keep the logits and call on_step, while the step's tensors are still there."""
+        result, num_nodes = runner.result, [fields[0] for fields in record]
+        begin = [0, *itertools.accumulate(num_nodes)]
+        all_paths = result.path.tolist()
+        paths = [all_paths[s.index][: record[s.index][1]] for s in streams]
+        if self.return_logits:
+            for stream, path, tokens in zip(streams, paths, emitted, strict=True):
+                rows = [begin[stream.index] + node for node in (0, *path)]
+                stream.logits.append(result.logits[rows[: len(tokens)]])
+        if self.on_step:
+            tree = tree or self._step_tree(runner, num_nodes, bonus)
+            target_token = torch.full_like(tree.token, -1)
+            flat = result.target_token.to(target_token.device)
+            for row, first, count in zip(target_token, begin, num_nodes, strict=False):
+                row[:count] = flat[first : first + count]
+            indices = [s.index for s in streams]
+            self.on_step(StepRecord(self.num_steps, indices, tree, target_token, paths, emitted))
+
+    def _step_tree(self, runner: StepRunner, num_nodes: list[int], bonus: list[int]) -> DraftTree:
+        """The trees of a step on the device, which the next step overwrites."""
+        if self.max_budget > 0:
+            return DraftTree(*(field.clone() for field in vars(runner.result.tree).values()))
+        r = self.roots
+        counts = torch.tensor(num_nodes, dtype=torch.int32)
+        return DraftTree(torch.tensor(bonus)[:, None], r.parent, r.depth, r.log_prob, r.ancestor_bits, counts)
+
+    def close(self) -> None:
+        """Wait for what is still in flight, so that the memory may be used again."""
+        while self._in_flight:
+            self.wait()

@@ -1,0 +1,165 @@
+"""DeviceForward: a cache, the state of its streams and the captured steps on them, kept from one text to the next."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from kdtree_nb.drafters import DeviceDrafter
+from kdtree_nb.errors import DeviceMemoryError
+from kdtree_nb.model import LatentCache, Model
+from kdtree_nb.native import ops
+from kdtree_nb.speculate.device_step import (
+    MakeTree,
+    TreeBuffer,
+    drafted_trees,
+    num_tree_slots,
+    root_trees,
+    take_step,
+)
+from kdtree_nb.speculate.forward import SLOT_UNIT, addresses
+from kdtree_nb.speculate.sampling import Chooser
+from kdtree_nb.speculate.step_runner import StepRunner
+from kdtree_nb.speculate.stream import Stream
+from kdtree_nb.tree import DraftTree
+
+MAX_RUNNERS = 16
+"""Kinds of steps that are kept at a time. Each holds the memory of its logits."""
+
+
+class Plan(NamedTuple):
+    """A kind of step: where its trees come from, how deep and large they get, what the host fills, if anything."""
+
+    make_tree: MakeTree
+    max_depth: int
+    num_slots: int
+    buffer: TreeBuffer | None = None
+
+
+class DeviceForward:
+    """Steps over S streams that run from tree to new state without the host.
+
+    state:  where the streams stand; budget i32 [S] and is_stop bool [V] go with it
+    choose: the token after each row, greedy or drawn
+    """
+
+    def __init__(self, model: Model, cache: LatentCache) -> None:
+        self.model, self.cache, self.device = model, cache, model.device
+        self.tree_device = torch.device("cpu")  # where building a small tree takes a few microseconds
+        S, P, V = cache.num_streams, cache.num_slots, model.config.vocab_size
+        counts = [torch.zeros(S, dtype=torch.int32, device=self.device) for _ in range(4)]
+        prefix_len, remaining, active, self.budget = counts
+        bonus = torch.zeros(S, dtype=torch.int64, device=self.device)
+        text = torch.zeros(S, P, dtype=torch.int64, device=self.device)
+        self.state = ops.StreamState(prefix_len, bonus, remaining, active, text)
+        self.is_stop = torch.zeros(V, dtype=torch.bool, device=self.device)
+        self.choose = Chooser(S, self.device)
+        self._addresses = addresses(model)
+        self._storages = [t.untyped_storage() for t in model.tensors()]  # captured steps read them: they must stay
+        self._pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        self._runners: dict[Hashable, StepRunner] = {}
+
+    @classmethod
+    def allocate(cls, model: Model, num_streams: int, num_slots: int) -> DeviceForward:
+        """One with a cache of its own of at least num_slots slots, rounded up so that later texts may use it."""
+        return cls(model, model.new_cache(num_streams, -(-num_slots // SLOT_UNIT) * SLOT_UNIT))
+
+    def fits(self, model: Model, num_streams: int, num_slots: int) -> bool:
+        """Whether the next batch can use it: it is large enough, and the model's weights are those captured."""
+        cache = self.cache
+        fits = cache.num_streams == num_streams and cache.num_slots >= num_slots
+        return fits and self.model is model and self._addresses == addresses(model)
+
+    @property
+    def prefix_len(self) -> torch.Tensor:
+        """i32 [S]: tokens whose rows the cache holds."""
+        return self.state.prefix_len
+
+    def load(self, streams: list[Stream]) -> None:
+        """Begin new texts: the prompts, how much each stream may emit, what stops it, and nothing in the cache."""
+        texts = np.zeros((len(streams), max(len(s.tokens) for s in streams)), dtype=np.int64)
+        for row, stream in zip(texts, streams, strict=True):
+            row[: len(stream.tokens)] = stream.tokens
+        is_stop = np.zeros(len(self.is_stop), dtype=bool)
+        is_stop[[token for token in streams[0].stop_tokens if 0 <= token < len(is_stop)]] = True
+        state = self.state
+        state.prefix_len.zero_()
+        self._put(state.text[:, : texts.shape[1]], texts)
+        self._put(state.bonus, [s.tokens[-1] for s in streams])
+        self._put(state.remaining, [s.num_remaining for s in streams])
+        self._put(state.active, [int(s.finish_reason is None) for s in streams])
+        self._put(self.budget, [s.budget for s in streams])
+        self._put(self.is_stop, is_stop)
+
+    def _put(self, to: torch.Tensor, values: np.ndarray | list[int]) -> None:
+        """Copy to the device in the order of the stream, without waiting."""
+        host = torch.as_tensor(values, dtype=to.dtype)
+        to.copy_(host.pin_memory() if to.is_cuda else host, non_blocking=True)
+
+    def prefill(self, tree: DraftTree) -> None:
+        """Append the rows of trees without branches, which lie on the host, to the cache and to the prefix."""
+        buffer = TreeBuffer(tree.num_streams, tree.token.shape[1], self.device)
+        buffer.put(tree)
+        rows = ops.tree_rows_padded(buffer.tree, self.prefix_len)
+        self.model.forward(rows, buffer.tree, self.cache, self.prefix_len, need_logits=False)
+        self.prefix_len.add_(buffer.tree.num_nodes)
+
+    def root_runner(self) -> StepRunner:
+        """Steps of AR decoding: a root for each active stream."""
+
+        def plan() -> Plan:
+            tree = root_trees(self.state)
+            return Plan(lambda: tree, max_depth=0, num_slots=1)
+
+        return self._runner("root", plan)
+
+    def tree_runner(self, num_nodes: int) -> StepRunner:
+        """Steps over trees of at most `num_nodes` nodes that the host puts into the runner's `buffer`."""
+        num_slots = num_tree_slots(num_nodes)
+
+        def plan() -> Plan:
+            buffer = TreeBuffer(self.cache.num_streams, num_slots, self.device)
+            return Plan(lambda: buffer.tree, num_slots - 1, num_slots, buffer)
+
+        return self._runner(num_slots, plan)
+
+    def drafting_runner(self, drafter: DeviceDrafter, max_budget: int) -> StepRunner:
+        """Steps that draft their trees themselves, of at most max_budget nodes besides the root."""
+
+        def plan() -> Plan:
+            depth = torch.arange(1, drafter.depth + 1, dtype=torch.int32, device=self.device)[None, :, None]
+            sizes = max_budget, depth, len(self.is_stop)
+            make_tree = functools.partial(drafted_trees, drafter, self.state, self.budget, *sizes)
+            return Plan(make_tree, min(max_budget, drafter.depth), max_budget + 1)
+
+        return self._runner((id(drafter), max_budget), plan)
+
+    def _runner(self, key: Hashable, plan: Callable[[], Plan]) -> StepRunner:
+        """The kept runner, or a new one, captured while no stream is active: its first run changes nothing."""
+        key = key, self.choose.is_greedy
+        if key not in self._runners:
+            if len(self._runners) == MAX_RUNNERS:
+                self._runners.clear()
+            active = self.state.active.clone()
+            self.state.active.zero_()
+            self._runners[key] = self._new_runner(plan())
+            self.state.active.copy_(active)
+        return self._runners[key]
+
+    def _new_runner(self, plan: Plan) -> StepRunner:
+        S = self.cache.num_streams
+        step = functools.partial(
+            take_step, self.model, self.cache, self.state, self.is_stop, self.choose, plan.make_tree, plan.max_depth
+        )
+        try:
+            return StepRunner(step, S, plan.max_depth, self.device, self._pool, plan.buffer)
+        except torch.OutOfMemoryError as error:
+            raise DeviceMemoryError(
+                f"generate: a step of {S} streams of up to {plan.num_slots} rows does not fit into the memory of "
+                f"{self.device} beside what is there: use a smaller budget, fewer streams or a smaller max_seq_len. "
+                f"{error}"
+            ) from error
