@@ -125,8 +125,10 @@ class _Moe:
         logits = product_f32(h, self.router)
         expert_id, weight = ops.moe_route(logits, o.top_k, o.scoring, o.bias, o.renormalize, o.scaling_factor)
         total = torch.zeros(x.shape, device=x.device)
-        for expert in expert_id.unique().tolist():
-            row, place = torch.where(expert_id == expert)
+        chosen = expert_id.tolist()
+        for expert in sorted({e for row in chosen for e in row}):
+            places = [(row, ids.index(expert)) for row, ids in enumerate(chosen) if expert in ids]
+            row, place = torch.tensor(places, device=x.device).t()
             total[row] += weight[row, place, None] * _gated(h[row], self.routed[expert])
         if self.shared is not None:
             total += _gated(h, self.shared)
