@@ -19,7 +19,6 @@ from kdtree_nb.config import ModelConfig
 from kdtree_nb.drafters import Drafter, NGram
 from kdtree_nb.goldens import load_goldens
 from kdtree_nb.kdtr import open_kdtr
-from kdtree_nb.model import Model
 from kdtree_nb.model.checkpoint import DATA_DIR
 from kdtree_nb.speculate import Engine, Generation, StepRecord
 
@@ -32,13 +31,12 @@ NUM_SLOTS = 1024
 
 def ngram_ddtree(effort: Effort) -> list[Measurement]:
     """NGram DDTree against AR on repetitive real text, whole calls with prefill: all prompts, then each by itself."""
-    return ngram_runs(effort, setting.model("tiny"))
+    engine = Engine(setting.model("tiny"), drafter=NGram(), budget=BUDGET)
+    return repetitive_runs("ngram_ddtree", {"AR": engine.generate_ar, "DDTree": engine.generate_ddtree}, effort)
 
 
-def ngram_runs(effort: Effort, model: Model, group: str = "ngram_ddtree", **params: Any) -> list[Measurement]:
-    """The measurements of `ngram_ddtree` with the model tiny on some device in some dtype."""
-    engine = Engine(model, drafter=NGram(), budget=BUDGET)
-    runs = {"AR": engine.generate_ar, "DDTree": engine.generate_ddtree}
+def repetitive_runs(group: str, runs: Runs, effort: Effort, **params: Any) -> list[Measurement]:
+    """Whole calls of tiny on the repetitive prompts: over all of them, and in `<group>_prompt` on each."""
     params = {"model": "tiny", "budget": BUDGET, "num_tokens": effort.num_tokens} | params
     single = []
     for name, prompt in setting.prompts("repetitive").items():

@@ -14,7 +14,13 @@ from kdtree_nb.viz.records import Record, Result
 from kdtree_nb.viz.theme import BLUE, CYCLE, GREY, LINE_STYLES, MARKERS, figure
 
 FLOOR = "floor"
-_STEPS = {"eager torch": "eager torch, AR", "torch graph": "torch in a CUDA graph, AR", "native": "engine, AR"}
+_STEPS = {
+    "eager torch": "eager torch, AR",
+    "torch graph": "torch in a CUDA graph, AR",
+    "native without graphs": "engine without graphs, AR",
+    "native": "engine, AR",
+}
+_RUNS = {"DDTree": "engine, DDTree by NGram", "DDTree SkipGram": "engine, DDTree by SkipGram"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,17 +152,18 @@ def counts(record: Record, group: str) -> list[dict[str, Any]]:
 
 
 def tokens_per_s(record: Record, dtype: str = "float32") -> dict[str, float]:
-    """Tokens per second of one stream of tiny: AR steps of the contenders, and NGram DDTree over whole calls."""
+    """Tokens per second of one stream of tiny: AR steps of the contenders, and DDTree over whole calls."""
     suffix = "" if dtype == "float32" else "_bf16"
     rates = {}
     for contender, label in _STEPS.items():
         step = record.find(f"ar_step{suffix}/{contender}")
         if step:
             rates[label] = 1 / step.median
-    of_prompts = [r for r in record.results if r.name == f"ngram_ddtree{suffix}_prompt/DDTree"]
-    if of_prompts:
-        num_tokens = sum(r.params["num_tokens"] for r in of_prompts)
-        rates["engine, NGram DDTree"] = num_tokens / sum(r.median for r in of_prompts)
+    for contender, label in _RUNS.items():
+        of_prompts = [r for r in record.results if r.name == f"ngram_ddtree{suffix}_prompt/{contender}"]
+        if of_prompts:
+            num_tokens = sum(r.params["num_tokens"] for r in of_prompts)
+            rates[label] = num_tokens / sum(r.median for r in of_prompts)
     if not rates:
         raise ValueError(f"tokens_per_s: {record.path.name}: expected ar_step or ngram_ddtree in {dtype}, got none")
     return rates

@@ -24,6 +24,7 @@ from kdtree_nb.bench import (
 from kdtree_nb.bench.runner import once
 
 SMALLEST = Effort(num_rounds=2, num_tokens=32, num_cases=30)
+RUNS = {"AR", "DDTree", "DDTree SkipGram", "AR without graphs", "DDTree without graphs"}
 CONTENDERS = {
     "bandwidth": {"copy"},
     "matmul": {"torch"},
@@ -38,12 +39,12 @@ CONTENDERS = {
     "bookkeeping_part": {"draft_topk", "tree_rows", "tree_accept", "cache_compact"},
     "sample": {"torch", "native", "argmax"},
     "sampling_cost": {"greedy", "sampling"},
-    "ar_step": {"eager torch", "torch graph", "native"},
-    "ar_step_bf16": {"eager torch", "torch graph", "native"},
-    "ngram_ddtree": {"AR", "DDTree"},
-    "ngram_ddtree_prompt": {"AR", "DDTree"},
-    "ngram_ddtree_bf16": {"AR", "DDTree"},
-    "ngram_ddtree_bf16_prompt": {"AR", "DDTree"},
+    "ar_step": {"eager torch", "torch graph", "native", "native without graphs"},
+    "ar_step_bf16": {"eager torch", "torch graph", "native", "native without graphs"},
+    "ngram_ddtree": RUNS,
+    "ngram_ddtree_prompt": RUNS,
+    "ngram_ddtree_bf16": RUNS,
+    "ngram_ddtree_bf16_prompt": RUNS,
     "invariance": {"native", "torch"},
     "invariance_total": {"native"},
     "invariance_tokens": {"native", "torch"},

@@ -98,7 +98,7 @@ def test_tokens_per_second():
     rates = gpu.tokens_per_s(record(), "bfloat16")
     assert rates == {
         "eager torch, AR": pytest.approx(500), "torch in a CUDA graph, AR": pytest.approx(2000),
-        "engine, AR": pytest.approx(4000), "engine, NGram DDTree": pytest.approx(200 / 0.04),
+        "engine, AR": pytest.approx(4000), "engine, DDTree by NGram": pytest.approx(200 / 0.04),
     }  # fmt: skip
     fig = gpu.plot_tokens_per_s(record())
     assert [bar.get_width() for bar in fig.axes[1].patches] == pytest.approx(list(rates.values()))
