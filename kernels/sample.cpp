@@ -1,4 +1,4 @@
-// sample: the kept token of largest logit / temperature + noise (sampling.h). All tokens: blocks of 64, skipped where no
+// sample: the kept token of largest logit / temperature + noise (sampling.h). All tokens: blocks of 64, left out where no
 // noise could make one win. Few tokens: those of topk.h, best first.
 #include "op_args.h"
 #include "parallel.h"
@@ -16,7 +16,7 @@ struct Best {
   int64_t id;
 };
 
-// scores[k] = scaled logit + noise of token `begin` + k; `begin` is a multiple of 64. Loops that a compiler makes vectors of.
+// scores[k] = scaled logit + noise of token `begin` + k; `begin` is a multiple of 64. A compiler makes vectors of the loops.
 void score_block(const RowSampling& r, const float* logits, int64_t begin, float largest, float (&scores)[kTopkBlock]) {
   constexpr int kWords = 4, kBlocks = kTopkBlock / kWords;
   uint32_t words[kWords][kBlocks];

@@ -27,6 +27,7 @@ struct Shared {
   union {
     DigitBins<int> by_count;
     DigitBins<Mass> by_mass;
+    Mass masses[kThreads];  // of the keys, where there are that few
   };
 };
 
@@ -78,17 +79,37 @@ __device__ __forceinline__ float scaled_of(const Row& row, uint64_t key) {
   return scaled_logit(row.sampling, from_rising_bits(uint32_t(key >> row.id_bits)), row.largest);
 }
 
-// The key of the token of largest score, of all.
-__device__ uint64_t best_of_all(const Row& row) {
-  uint64_t best = 0;
+__device__ __forceinline__ float score_of(const Row& row, uint64_t key) {
+  return __fadd_rn(scaled_of(row, key), gumbel_of_token(row.sampling, id_of(row, key)));
+}
+
+__device__ __forceinline__ uint64_t scored(const Row& row, uint64_t key) {
+  return make_key(score_of(row, key), id_of(row, key), row.id_bits);
+}
+
+// The thread's best score of all tokens, and of the most likely one; `most` is the key of its logit. Beside a token that
+// likely few others have a chance, so most words of the generator are not made, and hardly any becomes noise.
+__device__ uint64_t best_of_all(const Row& row, uint64_t most) {
+  uint64_t best = scored(row, most);
   for_each_word_block(row, [&](const float (&v)[kWords], int i, int count) {
-    uint32_t word[kWords];
-    philox(row.sampling, uint32_t(i / kWords), word);
+    const float to_beat = from_rising_bits(uint32_t(best >> row.id_bits));
+    float scaled[kWords];
+    bool any = false;
 #pragma unroll
     for (int k = 0; k < kWords; ++k) {
-      const float score = __fadd_rn(scaled_logit(row.sampling, v[k], row.largest), gumbel(word[k]));
-      if (k < count) best = larger(best, make_key(score, i + k, row.id_bits));
+      scaled[k] = scaled_logit(row.sampling, v[k], row.largest);
+      any |= __fadd_rn(scaled[k], kMaxGumbel) >= to_beat;
     }
+    if (!any) return;
+    uint32_t word[kWords];
+    philox(row.sampling, uint32_t(i / kWords), word);
+    any = false;
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) any |= __fadd_rn(scaled[k], gumbel_bound(word[k])) >= to_beat;
+    if (!any) return;
+#pragma unroll
+    for (int k = 0; k < kWords; ++k)
+      if (k < count) best = larger(best, make_key(__fadd_rn(scaled[k], gumbel(word[k])), i + k, row.id_bits));
   });
   return best;
 }
@@ -142,6 +163,36 @@ __device__ void gather_lists(const Cluster& cluster, Shared& s) {
   for (int k = threadIdx.x % kThreadsPerBlock; k < count; k += kThreadsPerBlock) s.keys[begin + k] = keys[k];
 }
 
+// Adds a mass of every thread to the block's total; the total.
+__device__ Mass add_to_total(Shared& s, Mass mine) {
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) mine += __shfl_xor_sync(0xffffffffu, mine, offset);
+  if (threadIdx.x % kWarp == 0) atomicAdd(&s.total, mine);
+  __syncthreads();
+  return s.total;
+}
+
+__device__ __forceinline__ Mass mass_of(const Row& row, uint64_t key) {
+  return probability_mass(scaled_of(row, key));
+}
+
+// At most one listed key a thread: the thread's score, if top_k and top_p keep its key.
+__device__ uint64_t best_of_one_each(Shared& s, const Row& row, int num_listed) {
+  const uint64_t key = threadIdx.x < num_listed ? s.keys[threadIdx.x] : 0;
+  const Mass mass = key && row.sampling.top_p < 1.0f ? mass_of(row, key) : 0;
+  s.masses[threadIdx.x] = mass;
+  __syncthreads();
+  int num_above = 0;
+  Mass mass_above = 0;
+#pragma unroll 4
+  for (int k = 0; k < num_listed; ++k)
+    if (s.keys[k] > key) ++num_above, mass_above += s.masses[k];
+  const bool within = key && num_above < row.sampling.top_k;
+  const Mass total = add_to_total(s, within ? mass : 0);
+  if (!within || (mass_above > 0 && mass_above >= wanted_mass(row.sampling, total))) return 0;
+  return scored(row, key);
+}
+
 // The least key that top_k and top_p keep, of num_listed keys from `least` up to `most`.
 __device__ uint64_t find_least_kept(Shared& s, const Row& row, int num_listed, uint64_t least, uint64_t most) {
   if (num_listed > row.sampling.top_k)
@@ -151,16 +202,21 @@ __device__ uint64_t find_least_kept(Shared& s, const Row& row, int num_listed, u
   if (row.sampling.top_p == 1.0f) return least;
   const auto for_each_mass = [&](auto&& f) {
     for (int k = threadIdx.x; k < num_listed; k += kThreads)
-      if (s.keys[k] >= least) f(s.keys[k], Mass(probability_mass(scaled_of(row, s.keys[k]))));
+      if (s.keys[k] >= least) f(s.keys[k], mass_of(row, s.keys[k]));
   };
   Mass mine = 0;
   for_each_mass([&](uint64_t, Mass mass) { mine += mass; });
-#pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) mine += __shfl_xor_sync(0xffffffffu, mine, offset);
-  if (threadIdx.x % kWarp == 0) atomicAdd(&s.total, mine);
-  __syncthreads();
-  const Mass wanted = wanted_mass(row.sampling, s.total);
+  const Mass wanted = wanted_mass(row.sampling, add_to_total(s, mine));
   return select_threshold<kThreads>(s.by_mass, wanted, 63 - __clzll(most ^ least), most, for_each_mass);
+}
+
+// The thread's best score among the keys that top_k and top_p keep.
+__device__ uint64_t best_of_many(Shared& s, const Row& row, int num_listed, uint64_t least, uint64_t most) {
+  least = find_least_kept(s, row, num_listed, least, most);
+  uint64_t best = 0;
+  for (int k = threadIdx.x; k < num_listed; k += kThreads)
+    if (s.keys[k] >= least) best = larger(best, scored(row, s.keys[k]));
+  return best;
 }
 
 // The key of the token of largest score among the kept ones, in the first warp of the first block. All threads of a
@@ -183,15 +239,8 @@ __device__ uint64_t best_of_few(const Cluster& cluster, Shared& s, const Row& ro
   cluster.sync();
   if (cluster.block_rank() != 0) return 0;
 
-  least = find_least_kept(s, row, num_listed, least, most);
-  uint64_t best = 0;
-  for (int k = threadIdx.x; k < num_listed; k += kThreads) {
-    if (s.keys[k] < least) continue;
-    const uint32_t id = id_of(row, s.keys[k]);
-    const float score = __fadd_rn(scaled_of(row, s.keys[k]), gumbel_of_token(row.sampling, id));
-    best = larger(best, make_key(score, id, row.id_bits));
-  }
-  return block_largest<kThreads>(best);
+  return block_largest<kThreads>(num_listed <= kThreads ? best_of_one_each(s, row, num_listed)
+                                                        : best_of_many(s, row, num_listed, least, most));
 }
 
 __global__ void __launch_bounds__(kThreads, 2) sample_kernel(SampleArgs a, int id_bits) {
@@ -224,7 +273,7 @@ __global__ void __launch_bounds__(kThreads, 2) sample_kernel(SampleArgs a, int i
     if (writes) a.token[t] = id_of(row, best);
   } else {
     best = row.sampling.top_k > 0 ? best_of_few(cluster, s, row, best)
-                                  : cluster_largest<kThreads>(cluster, best_of_all(row), s.best[1]);
+                                  : cluster_largest<kThreads>(cluster, best_of_all(row, best), s.best[1]);
     if (writes) a.token[t] = id_of(row, best);
     if (row.sampling.top_k > 0) return;  // nobody reads another block any more
   }

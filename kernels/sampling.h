@@ -58,7 +58,7 @@ KDTREE_SAMPLING RowSampling row_sampling(const SampleArgs& a, int64_t row) {
 // One block of Philox4x32-10: tokens 4 `block` … 4 `block` + 3 take its words in order.
 KDTREE_SAMPLING void philox(const RowSampling& r, uint32_t block, uint32_t (&word)[4]) {
   uint32_t x0 = block, x1 = r.position, x2 = 0, x3 = 0, key0 = r.key[0], key1 = r.key[1];
-#ifdef __CUDA_ARCH__
+#ifdef __CUDACC__
 #pragma unroll
 #else
 #pragma GCC unroll 10
@@ -124,7 +124,7 @@ KDTREE_SAMPLING float split(float x, float& exponent) {
   return float_of(bits_of(x) - (uint32_t(e) << 23)) - 1.0f;
 }
 
-// -ln(-ln u), to 4e-7 of it and 3e-7 more. u lies near 0 or, in the upper half, near 1: its distance from there is kept.
+// -ln(-ln u), within 4e-7 of itself and 2e-7. u lies near 0 or, in the upper half, near 1: its distance from there is kept.
 KDTREE_SAMPLING float gumbel(uint32_t word) {
   const bool upper = word >> 31;
   const float distance = (float(int32_t(word ^ (0u - (word >> 31)))) + 0.5f) * 0x1p-32f;  // at most 1/2
@@ -135,6 +135,17 @@ KDTREE_SAMPLING float gumbel(uint32_t word) {
   const float log_u = log_of(choose(upper, from_one, f), choose(upper, choose(far, -1.0f, 0.0f), exponent));
   const float f2 = split(-log_u, exponent);
   return -log_of(f2, exponent);
+}
+
+// A number that gumbel(word) never exceeds, for little work: with n leading ones in the word, 1 - u is at least 2^-(n+1),
+// and so g <= -ln(1 - u) <= (n + 1) ln 2.
+KDTREE_SAMPLING float gumbel_bound(uint32_t word) {
+#ifdef __CUDA_ARCH__
+  const int num_ones = __clz(int(~word));
+#else
+  const int num_ones = word == ~0u ? 32 : __builtin_clz(~word);
+#endif
+  return fused(float(num_ones), 0.69315f, 0.6933f);
 }
 
 KDTREE_SAMPLING float gumbel_of_token(const RowSampling& r, uint32_t id) {

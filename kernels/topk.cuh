@@ -1,6 +1,8 @@
 // Thresholds among ordered keys, for kernels that need the largest of many: bit by bit where counting is cheap, digit by
 // digit where keys are at hand.
 #pragma once
+#include <type_traits>
+
 #include "cuda_common.cuh"
 #include "ordered_bits.cuh"
 
@@ -71,12 +73,13 @@ __device__ void find_digit(DigitBins<Weight>& s, Weight wanted, int lane) {
   s.within = s.bins[digit];
 }
 
-// The largest threshold such that the block's distinct keys at or above it weigh at least `wanted`, of as much in all or
-// more: digit by digit from bit `top` on; above it all keys agree. visit(f) calls f(key, weight) for this thread's keys.
-// Keys that weigh 1 each: the search ends as soon as exactly `wanted` keys lie above.
+// The largest threshold such that the block's distinct keys at or above it weigh at least `wanted`, which they do in all:
+// digit by digit from bit `top` on; above it all keys agree. visit(f) calls f(key, weight) for this thread's keys. An int
+// weight is 1 for each key, and then the search ends as soon as exactly `wanted` keys are known to lie above.
 template <int kThreads, class Weight, class VisitKeys>
-__device__ uint64_t select_threshold(DigitBins<Weight>& s, Weight wanted, int top, uint64_t any_key, VisitKeys&& visit) {
-  constexpr bool kCounts = sizeof(Weight) == sizeof(int);
+__device__ uint64_t select_threshold(DigitBins<Weight>& s, Weight wanted, int top, uint64_t any_key,
+                                     VisitKeys&& visit) {
+  constexpr bool kCounts = std::is_same_v<Weight, int>;
   int shift = top + 1;
   uint64_t prefix = any_key >> shift;
   while (shift > 0) {
