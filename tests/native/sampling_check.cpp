@@ -3,6 +3,7 @@
 #include "sampling.h"
 
 #include <cstdio>
+#include <initializer_list>
 
 int main() {
   const auto print_word = [](uint32_t word) {

@@ -10,6 +10,7 @@ import torch
 
 from kdtree_nb import Engine, Sampling, drafters, load_model, ops, reference
 from kdtree_nb.errors import NonFiniteError
+from kdtree_nb.speculate import engine as engine_module
 from kdtree_nb.speculate.sampling import GREEDY, Chooser, check_samplings
 
 SAMPLINGS = [Sampling(1.0, seed=3), Sampling(0.8, top_k=20, top_p=0.9, seed=2**40), Sampling(1.3, top_p=0.95, seed=5)]
@@ -27,12 +28,16 @@ PROMPT = [5, 6, 7, 5, 6, 7, 5, 6]
 
 @pytest.fixture(scope="session")
 def sampled(models, prompts):
-    """(model name, dtype) -> AR generations of the 3 prompts by SAMPLINGS, each alone, 24 tokens with logits."""
+    """(model name, dtype) -> AR generations of the 3 prompts by SAMPLINGS, each alone, 24 tokens with logits.
+
+    The host leads their steps.
+    """
     results = {}
 
     def get(name, dtype):
         if (name, dtype) not in results:
             engine = Engine(models(name, dtype))
+            engine._kind = engine_module.HOST
             results[name, dtype] = [
                 engine.generate_ar(prompt, 24, return_logits=True, stop_token_ids=(), sampling=sampling)
                 for prompt, sampling in zip(prompts[name], SAMPLINGS, strict=True)
