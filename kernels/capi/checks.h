@@ -21,8 +21,8 @@ class Checks {
 
   void range(const char* name, int64_t value, int64_t low, int64_t high) {
     if (status_ == KDTREE_OK && (value < low || value > high))
-      status_ = fail(KDTREE_INVALID_ARGUMENT, "%s: %s: expected %" PRId64 " to %" PRId64 ", got %" PRId64, op_, name, low,
-                     high, value);
+      status_ = fail(KDTREE_INVALID_ARGUMENT, "%s: %s: expected %" PRId64 " to %" PRId64 ", got %" PRId64, op_, name,
+                     low, high, value);
   }
 
   struct Size {
@@ -52,7 +52,8 @@ class Checks {
     }
     if (status_ != KDTREE_OK) return;
     if (!fits)
-      status_ = fail(KDTREE_INVALID_ARGUMENT, "%s: %s: expected fewer than 2^63 bytes for %s, got more", op_, name, symbols);
+      status_ = fail(KDTREE_INVALID_ARGUMENT, "%s: %s: expected fewer than 2^63 bytes for %s, got more", op_, name,
+                     symbols);
     else if (num_bytes > 0)
       address(name, array, each, symbols);
   }
@@ -117,8 +118,8 @@ class Checks {
     if (array == nullptr)
       status_ = fail(KDTREE_INVALID_ARGUMENT, "%s: %s: expected the address of %s, got NULL", op_, name, symbols);
     else if (reinterpret_cast<uintptr_t>(array) % static_cast<uintptr_t>(alignment) != 0)
-      status_ = fail(KDTREE_INVALID_ARGUMENT, "%s: %s: expected an address aligned to %" PRId64 " bytes, got %p", op_, name,
-                     alignment, array);
+      status_ = fail(KDTREE_INVALID_ARGUMENT, "%s: %s: expected an address aligned to %" PRId64 " bytes, got %p", op_,
+                     name, alignment, array);
     else if (!can_reach(device_, array))
       status_ = fail(KDTREE_INVALID_ARGUMENT, "%s: %s: expected memory of %s, got %p, which is none", op_, name,
                      on_cpu() ? "the host" : "the GPU", array);

@@ -23,8 +23,8 @@ cudaStream_t stream_of(const kdtree_device& device) { return static_cast<cudaStr
 kdtree_status status_of(const char* op, cudaError_t error) {
   if (error == cudaSuccess) return KDTREE_OK;
   cudaGetLastError();  // takes it back, so that a later call does not report it
-  const bool is_memory = error == cudaErrorMemoryAllocation;
-  return fail(is_memory ? KDTREE_OUT_OF_MEMORY : KDTREE_CUDA_ERROR, "%s: CUDA error: %s", op, cudaGetErrorString(error));
+  const kdtree_status status = error == cudaErrorMemoryAllocation ? KDTREE_OUT_OF_MEMORY : KDTREE_CUDA_ERROR;
+  return fail(status, "%s: CUDA error: %s", op, cudaGetErrorString(error));
 }
 
 // Whether the GPU that is current has machine code of this library.
@@ -76,8 +76,8 @@ kdtree_status num_devices(int32_t* count) {
   *count = found;
   if (error == cudaSuccess || error == cudaErrorNoDevice) return KDTREE_OK;
   if (error != cudaErrorInsufficientDriver) return status_of("num_devices", error);
-  return fail(KDTREE_UNAVAILABLE, "num_devices: expected an NVIDIA driver for CUDA %d.%d or newer, got none or an older "
-              "one; check nvidia-smi", CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+  return fail(KDTREE_UNAVAILABLE, "num_devices: expected an NVIDIA driver for CUDA %d.%d or newer, got none or an "
+              "older one; check nvidia-smi", CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
 }
 
 kdtree_status check(const char* op, const kdtree_device& device) {
@@ -96,7 +96,7 @@ kdtree_status check(const char* op, const kdtree_device& device) {
   int arch = 0;
   if (const kdtree_status status = status_of(op, arch_of(device.index, &arch))) return status;
   if (is_missing_code(error))
-    return fail(KDTREE_UNSUPPORTED, "%s: expected a GPU that the library has kernels for, got sm_%d; build it for this one",
+    return fail(KDTREE_UNSUPPORTED, "%s: expected a GPU that the library has kernels for, got sm_%d; build it for that",
                 op, arch);
   if (error != cudaSuccess) return status_of(op, error);
   is_checked[device.index] = true;
@@ -108,7 +108,8 @@ kdtree_status info(const kdtree_device& device, kdtree_device_info* out) {
   int32_t count = 0;
   if (const kdtree_status status = num_devices(&count)) return status;
   if (device.index < 0 || device.index >= count)
-    return fail(KDTREE_INVALID_ARGUMENT, "%s: device: expected the index of a GPU below %d, got %d", op, count, device.index);
+    return fail(KDTREE_INVALID_ARGUMENT, "%s: device: expected the index of a GPU below %d, got %d", op, count,
+                device.index);
   in_use = true;
   cudaDeviceProp found;
   if (const kdtree_status status = status_of(op, cudaGetDeviceProperties(&found, device.index))) return status;
@@ -138,7 +139,8 @@ kdtree_status allocate(const kdtree_device&, int64_t num_bytes, void** out) {
 kdtree_status release(const kdtree_device&, void* memory) { return status_of("free", cudaFree(memory)); }
 
 kdtree_status copy(const kdtree_device& device, void* to, const void* from, int64_t num_bytes) {
-  return status_of("copy", cudaMemcpyAsync(to, from, static_cast<size_t>(num_bytes), cudaMemcpyDefault, stream_of(device)));
+  const auto size = static_cast<size_t>(num_bytes);
+  return status_of("copy", cudaMemcpyAsync(to, from, size, cudaMemcpyDefault, stream_of(device)));
 }
 
 kdtree_status synchronize(const kdtree_device& device) {

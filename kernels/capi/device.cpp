@@ -21,12 +21,14 @@ namespace {
 constexpr size_t kAlignment = 256;
 
 [[maybe_unused]] kdtree_status fail_without_cuda() {
-  return fail(KDTREE_UNAVAILABLE, "device: expected KDTREE_CPU in a library that was built without CUDA kernels, got KDTREE_CUDA");
+  return fail(KDTREE_UNAVAILABLE, "device: expected KDTREE_CPU in a library that was built without CUDA kernels, got "
+              "KDTREE_CUDA");
 }
 
 kdtree_status check_size(const char* op, int64_t num_bytes) {
   if (num_bytes >= 0 && num_bytes <= int64_t{1} << 50) return KDTREE_OK;
-  return fail(KDTREE_INVALID_ARGUMENT, "%s: num_bytes: expected 0 to 2^50, got %lld", op, static_cast<long long>(num_bytes));
+  return fail(KDTREE_INVALID_ARGUMENT, "%s: num_bytes: expected 0 to 2^50, got %lld", op,
+              static_cast<long long>(num_bytes));
 }
 
 kdtree_status check_pointer(const char* op, const char* name, const void* pointer) {
@@ -38,7 +40,8 @@ kdtree_status allocate_on_cpu(int64_t num_bytes, void** out) {
   const size_t rounded = (static_cast<size_t>(num_bytes) + kAlignment - 1) / kAlignment * kAlignment;
   *out = std::aligned_alloc(kAlignment, rounded == 0 ? kAlignment : rounded);
   if (*out != nullptr) return KDTREE_OK;
-  return fail(KDTREE_OUT_OF_MEMORY, "malloc: expected %lld bytes of memory, got none", static_cast<long long>(num_bytes));
+  return fail(KDTREE_OUT_OF_MEMORY, "malloc: expected %lld bytes of memory, got none",
+              static_cast<long long>(num_bytes));
 }
 
 kdtree_status cpu_info(kdtree_device_info* out) {
@@ -58,8 +61,8 @@ kdtree_status check_device(const char* op, const kdtree_device* device) {
     return fail(KDTREE_INVALID_ARGUMENT, "%s: device: expected the kind KDTREE_CPU (0) or KDTREE_CUDA (1), got %d", op,
                 device->kind);
   if (device->index != 0 || device->stream != nullptr)
-    return fail(KDTREE_INVALID_ARGUMENT, "%s: device: expected index 0 and no stream for a CPU, got index %d and %p", op,
-                device->index, device->stream);
+    return fail(KDTREE_INVALID_ARGUMENT, "%s: device: expected index 0 and no stream for a CPU, got index %d and %p",
+                op, device->index, device->stream);
   return KDTREE_OK;
 }
 
@@ -138,7 +141,8 @@ kdtree_status kdtree_copy(const kdtree_device* device, void* to, const void* fro
   const CurrentDevice current(*device);
   if (device->kind == KDTREE_CUDA) return KDTREE_IF_CUDA(cuda::copy(*device, to, from, num_bytes));
   if (!can_reach(*device, to) || !can_reach(*device, from))
-    return fail(KDTREE_INVALID_ARGUMENT, "%s: expected memory of the host on a CPU, got a GPU's; copy with the GPU's device", op);
+    return fail(KDTREE_INVALID_ARGUMENT, "%s: expected memory of the host on a CPU, got a GPU's; copy with the GPU's "
+                "device", op);
   std::memmove(to, from, static_cast<size_t>(num_bytes));
   return KDTREE_OK;
 }

@@ -10,7 +10,7 @@
 
 #include "kdtree.h"
 
-/* --- small helpers: this program ends at the first error ------------------------------------------------------------ */
+/* --- small helpers: this program ends at the first error -------------------------------------------------------- */
 
 static kdtree_device device; /* where everything runs */
 
@@ -65,7 +65,7 @@ static void fill(float* values, int count, uint32_t seed) {
   for (int i = 0; i < count; ++i) values[i] = noise(seed + (uint32_t)i);
 }
 
-/* --- a draft tree from the goldens' logits, accepted by the goldens' tokens ------------------------------------------ */
+/* --- a draft tree from the goldens' logits, accepted by the goldens' tokens ------------------------------------- */
 
 enum { DEPTH = 6, CANDIDATES = 16, BUDGET = 24, SLOTS = BUDGET + 1, BATCH = 2 };
 
@@ -80,7 +80,7 @@ static trees draft(const float* logits, int64_t vocab_size, const int64_t* token
   const size_t drafts = BATCH * DEPTH * CANDIDATES, nodes = BATCH * SLOTS;
   float* twice = malloc(sizeof(float) * BATCH * DEPTH * (size_t)vocab_size);
   for (int b = 0; b < BATCH; ++b)
-    memcpy(twice + (size_t)b * DEPTH * (size_t)vocab_size, logits + vocab_size, sizeof(float) * DEPTH * (size_t)vocab_size);
+    memcpy(twice + b * DEPTH * vocab_size, logits + vocab_size, sizeof(float) * DEPTH * (size_t)vocab_size);
 
   kdtree_draft_topk_args topk = {0};
   topk.logits = on_device(twice, sizeof(float) * BATCH * DEPTH * (size_t)vocab_size);
@@ -118,7 +118,8 @@ static trees draft(const float* logits, int64_t vocab_size, const int64_t* token
 }
 
 /* What the target would say after each node: the goldens' token at its depth, which only nodes on its path deserve. */
-static void accept(const trees* drafted, const int64_t* tokens, int32_t* path, int32_t* num_accepted, int64_t* next_token) {
+static void accept(const trees* drafted, const int64_t* tokens, int32_t* path, int32_t* num_accepted,
+                   int64_t* next_token) {
   int64_t target[BATCH * SLOTS];
   for (int i = 0; i < BATCH * SLOTS; ++i) target[i] = drafted->depth[i] < 0 ? -1 : tokens[drafted->depth[i] + 1];
   kdtree_tree_accept_args args = {0};
@@ -167,11 +168,12 @@ static void check_argmax(const float* logits, int64_t num_rows, int64_t vocab_si
   args.num_rows = num_rows, args.vocab_size = vocab_size;
   expect(kdtree_argmax(&args, &device));
   to_host(found, args.token, sizeof(int64_t) * (size_t)num_rows);
-  check(memcmp(found, tokens, sizeof(int64_t) * (size_t)num_rows) == 0, "argmax of the goldens' logits is their tokens");
+  const int same = memcmp(found, tokens, sizeof(int64_t) * (size_t)num_rows) == 0;
+  check(same, "argmax of the goldens' logits is their tokens");
   release((void*)args.logits), release(args.token);
 }
 
-/* --- attention of the tree over a latent cache ----------------------------------------------------------------------- */
+/* --- attention of the tree over a latent cache ------------------------------------------------------------------ */
 
 enum { HEADS = 4, LATENT = 64, ROPE = 16, WIDTH = LATENT + ROPE, PREFIX = 77, CACHE_SLOTS = PREFIX + SLOTS };
 
@@ -251,7 +253,7 @@ static void check_attention(const trees* drafted) {
   check(same, "verify_attn gives a node alone the bits that it has in the tree");
 }
 
-/* --- the output layer of the model ------------------------------------------------------------------------------------ */
+/* --- the output layer of the model ------------------------------------------------------------------------------ */
 
 static float widen(uint16_t bits) {
   const uint32_t wide = (uint32_t)bits << 16;
@@ -311,7 +313,7 @@ static void check_linear(const kdtree_kdtr* model) {
   release((void*)pack.weight), release(pack.packed);
 }
 
-/* --- what is refused --------------------------------------------------------------------------------------------------- */
+/* --- what is refused -------------------------------------------------------------------------------------------- */
 
 static void check_refusals(void) {
   kdtree_argmax_args args = {0};

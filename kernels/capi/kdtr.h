@@ -38,7 +38,7 @@ class KdtrError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// One row of the tensor table; `data` lies in the mapped file, aligned to 64 bytes, and is not null where num_bytes > 0.
+// One row of the tensor table; `data` lies in the mapped file, aligned to 64 bytes; it is null where num_bytes is 0.
 struct KdtrTensor {
   std::string name;
   std::string dtype;  // f64 f32 bf16 f16 i64 i32 i16 i8 u8 bool
@@ -146,8 +146,8 @@ class Json {
 
   [[noreturn]] void fail(const std::string& where, const std::string& field, const std::string& expected,
                          std::string_view got) const {
-    throw KdtrError(path_ + ": " + where + ": " + (field.empty() ? "" : field + ": ") + "expected " + expected + ", got " +
-                    shown(got));
+    const std::string place = path_ + ": " + where + ": " + (field.empty() ? "" : field + ": ");
+    throw KdtrError(place + "expected " + expected + ", got " + shown(got));
   }
 
   // The whole text: one value, no key twice in an object, numbers finite, at most kMaxNesting levels.
@@ -591,7 +591,8 @@ class KdtrFile {
     if (!valid) fail(where, "shape", "at most 8 non-negative integers", shape);
     int64_t capacity = item_bytes, wanted = item_bytes, got = 0;
     for (const int64_t size : tensor->shape)
-      if (!multiply(capacity, std::max<int64_t>(size, 1), &capacity)) fail(where, "shape", "fewer than 2^63 bytes", shape);
+      if (!multiply(capacity, std::max<int64_t>(size, 1), &capacity))
+        fail(where, "shape", "fewer than 2^63 bytes", shape);
     for (const int64_t size : tensor->shape) wanted *= size;
     if (!read_count(num_bytes, &got) || got != wanted)
       fail(where, "bytes", std::to_string(wanted) + " for shape " + shown(shape) + " of " + tensor->dtype, num_bytes);
@@ -616,17 +617,20 @@ class KdtrFile {
       const std::string where = "tensor '" + kdtr_detail::shown(tensor->name) + "'";
       const uint64_t begin = static_cast<uint64_t>(tensor->offset_bytes);
       if (begin < end)
-        fail(where, "offset", "no overlap with '" + last + "', which ends at " + std::to_string(end), std::to_string(begin));
+        fail(where, "offset", "no overlap with '" + last + "', which ends at " + std::to_string(end),
+             std::to_string(begin));
       if (begin != align64(end))
         fail(where, "offset", std::to_string(align64(end)) + ", the first multiple of 64 after '" + last + "'",
              std::to_string(begin));
       end = begin + static_cast<uint64_t>(tensor->num_bytes), last = kdtr_detail::shown(tensor->name);
       if (end > data_bytes)
-        fail(where, "end", "at most " + std::to_string(data_bytes) + " (the file may be truncated)", std::to_string(end));
+        fail(where, "end", "at most " + std::to_string(data_bytes) + " (the file may be truncated)",
+             std::to_string(end));
       tensor->data = map_.bytes().data() + data_begin_ + begin;
     }
     if (end != data_bytes)
-      fail("file", "data section", std::to_string(end) + " bytes, the end of the last tensor", std::to_string(data_bytes));
+      fail("file", "data section", std::to_string(end) + " bytes, the end of the last tensor",
+           std::to_string(data_bytes));
   }
 
   size_t find(const std::string& name) const {

@@ -2,16 +2,16 @@
  *
  *   kdtree_device cpu = {KDTREE_CPU, 0, NULL};
  *   kdtree_tree_build_args args = {0};
- *   args.log_probs = …;                                          the fields are those of op_args.h, which describes them
+ *   args.log_probs = …;                                     the fields are those of op_args.h, which describes them
  *   if (kdtree_tree_build(&args, &cpu) != KDTREE_OK) puts(kdtree_last_error());
  *
- * Every function that can fail returns a status; kdtree_last_error() then says the operation, what was expected and what
- * came. Arguments are checked: null or misaligned pointers, sizes, strides and types that an operation cannot have are
- * KDTREE_INVALID_ARGUMENT. That an array is as long as its sizes say is for the caller to see to.
+ * Every function that can fail returns a status; kdtree_last_error() then says the operation, what was expected and
+ * what came. Arguments are checked: null or misaligned pointers, sizes, strides and types that an operation cannot have
+ * are KDTREE_INVALID_ARGUMENT. That an array is as long as its sizes say is for the caller to see to.
  *
- * On a CPU an operation is complete when its function returns, and has checked what its arrays hold. On a GPU it is queued
- * on the device's stream, in order with what else is on it; arrays lie in the GPU's memory and are not looked at: a token,
- * position or expert outside its array gives a row of NaN, and a stream whose tree cannot be built has 0 nodes.
+ * On a CPU an operation is complete when its function returns, and has checked what its arrays hold. On a GPU it is
+ * queued on the device's stream, in order with what else is on it; arrays lie in the GPU's memory, unseen by the host:
+ * a token, position or expert outside its array gives a row of NaN, and a stream whose tree cannot be built 0 nodes.
  *
  * All functions may be called from several threads at once. A struct of arguments is read during the call alone. Zeroed
  * fields mean: no array (where it is optional), F32, one thread.
@@ -37,7 +37,7 @@ extern "C" {
 #define KDTREE_STRUCT(Name) struct Name
 #endif
 
-/* --- statuses and enumerations -------------------------------------------------------------------------------------- */
+/* --- statuses and enumerations ---------------------------------------------------------------------------------- */
 
 typedef int32_t kdtree_status;
 enum {
@@ -66,7 +66,7 @@ enum {
   KDTREE_RECORD_TOKEN = 4
 };
 
-/* --- versions and errors -------------------------------------------------------------------------------------------- */
+/* --- versions and errors ---------------------------------------------------------------------------------------- */
 
 /* What the library was built as. A program compares them with KDTREE_VERSION and KDTREE_ABI_VERSION of its header. */
 KDTREE_API const char* kdtree_version(void);
@@ -81,7 +81,7 @@ KDTREE_API const char* kdtree_status_string(kdtree_status status);
 /* Why the last call that failed on this thread did: operation, expected, got. Empty before one has. */
 KDTREE_API const char* kdtree_last_error(void);
 
-/* --- devices and memory --------------------------------------------------------------------------------------------- */
+/* --- devices and memory ----------------------------------------------------------------------------------------- */
 
 enum { KDTREE_CPU = 0, KDTREE_CUDA = 1 };
 
@@ -99,7 +99,8 @@ typedef struct kdtree_device_info {
   int64_t memory_bytes;
 } kdtree_device_info;
 
-/* How many devices of a kind there are. KDTREE_UNAVAILABLE for GPUs in a library built without CUDA, or without a driver. */
+/* How many devices of a kind there are. KDTREE_UNAVAILABLE for GPUs where the library has no CUDA kernels or the
+ * machine no driver. */
 KDTREE_API kdtree_status kdtree_num_devices(int32_t kind, int32_t* count);
 KDTREE_API kdtree_status kdtree_get_device_info(const kdtree_device* device, kdtree_device_info* info);
 
@@ -114,12 +115,12 @@ KDTREE_API kdtree_status kdtree_copy(const kdtree_device* device, void* to, cons
 /* Waits until all that was queued on the device's stream is done, and reports an error that occurred in it. */
 KDTREE_API kdtree_status kdtree_synchronize(const kdtree_device* device);
 
-/* Makes a stream of its own for `device`, which must have none, and destroys it (device->stream becomes NULL). A CPU has
- * none: both do nothing. */
+/* Makes a stream of its own for `device`, which must have none, and destroys it (device->stream becomes NULL). A CPU
+ * has none: both do nothing. */
 KDTREE_API kdtree_status kdtree_create_stream(kdtree_device* device);
 KDTREE_API kdtree_status kdtree_destroy_stream(kdtree_device* device);
 
-/* --- operations ----------------------------------------------------------------------------------------------------- */
+/* --- operations ------------------------------------------------------------------------------------------------- */
 
 typedef KDTREE_STRUCT(EmbedArgs) kdtree_embed_args;
 typedef KDTREE_STRUCT(RmsNormArgs) kdtree_rms_norm_args;
@@ -173,7 +174,7 @@ KDTREE_API kdtree_status kdtree_verify_attn_workspace_bytes(const kdtree_verify_
 KDTREE_API kdtree_status kdtree_draft_topk_workspace_bytes(const kdtree_draft_topk_args* args,
                                                            const kdtree_device* device, int64_t* num_bytes);
 
-/* --- KDTR files (in C++ use kdtr.h itself) --------------------------------------------------------------------------- */
+/* --- KDTR files (in C++ use kdtr.h itself) ---------------------------------------------------------------------- */
 
 typedef struct kdtree_kdtr kdtree_kdtr; /* an open file */
 

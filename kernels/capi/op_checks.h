@@ -46,8 +46,10 @@ inline void check(const PackLinearArgs& a, Checks& c) {
 inline void check(const LinearArgs& a, Checks& c) {
   c.dtype("dtype", a.dtype);
   c.dtype("out_dtype", a.out_dtype);
-  c.expect(a.out_dtype == a.dtype || a.out_dtype == kF32, "out_dtype: expected that of the input or F32, got BF16 of F32");
-  c.expect(a.residual == nullptr || a.out_dtype == a.dtype, "residual: expected NULL where out_dtype is not dtype, got one");
+  c.expect(a.out_dtype == a.dtype || a.out_dtype == kF32,
+           "out_dtype: expected that of the input or F32, got BF16 of F32");
+  c.expect(a.residual == nullptr || a.out_dtype == a.dtype,
+           "residual: expected NULL where out_dtype is not dtype, got one");
   c.sizes({{"num_rows", a.num_rows}, {"num_groups", a.num_groups}, {"num_out", a.num_out}, {"num_in", a.num_in}});
   c.stride("x_row_stride", a.x_row_stride, a.num_rows, a.num_in);
   c.stride("x_group_stride", a.x_group_stride, a.num_groups, a.num_in);
@@ -73,7 +75,9 @@ inline void check(const RopeArgs& a, Checks& c) {
   c.num_rows_device(a.num_rows_device);
 }
 
-inline void explain(const RopeArgs& a, Checks& c) { c.values("position", a.position, a.num_rows, 0, a.num_positions - 1); }
+inline void explain(const RopeArgs& a, Checks& c) {
+  c.values("position", a.position, a.num_rows, 0, a.num_positions - 1);
+}
 
 inline void check(const SwigluArgs& a, Checks& c) {
   c.dtype("dtype", a.dtype);
@@ -123,8 +127,8 @@ inline void explain(const SampleArgs& a, Checks& c) {
   c.values("stream", a.stream, a.num_rows, 0, a.num_streams - 1);
   c.values("position", a.position, a.num_rows, 0, kMaxIndex);
   c.values("top_k", a.top_k, a.num_streams, 0, kMaxTopK);
-  c.out_of_range("expected temperatures that are 0 or positive, normal and finite, and top_p above 0 and at most 1, got "
-                 "others");
+  c.out_of_range("expected temperatures that are 0 or positive, normal and finite, and top_p above 0 and at most 1, "
+                 "got others");
 }
 
 inline void check(const MoeRouteArgs& a, Checks& c) {

@@ -130,7 +130,7 @@ def test_with_nvcc_the_library_links_with_cuda_kernels(tmp_path, monkeypatch):
         if line.startswith(("int ", "int64_t ")) and "Args&" in line and line.endswith(");"):
             lines.append(line.removesuffix(";") + " { return 0; }")
     (root / "stand_ins.cpp").write_text("\n".join([*lines, "}", ""]))
-    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0 12.0")
     built = capi_build.build_capi(root, tmp_path / "cache", print)
     assert built.no_cuda == ""
     library = capi.Library(built)
