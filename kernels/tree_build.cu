@@ -1,30 +1,46 @@
 // The heaviest prefixes of per-depth marginals, best first. One block a stream: it checks the candidates, grows the
-// tree and writes it. Up to 64 nodes are taken one after the other by a warp; larger trees grow level by level, and one
-// after the other where the costs have so many ties that the level-wise bounds do not hold.
+// tree and writes it. Up to 256 nodes are taken one after the other by a warp that keeps what waits in registers; larger
+// trees grow level by level, and one after the other where the costs have so many ties that the level-wise bounds do not
+// hold.
 #include "tree_build_heap.cuh"
 #include "tree_build_levels.cuh"
-#include "tree_build_small.cuh"
+#include "tree_build_warp.cuh"
 
 namespace kdtree {
 namespace {
 
 constexpr int64_t kMaxBuildCandidates = 4096;  // K
+constexpr int kSmallTree = 64, kMediumTree = 256;
 
-// Shared memory of the kernel: what is needed one after the other shares a place.
-struct BuildShared {
+using SmallTree = WarpTree<kSmallTree, kSmallTree + 2>;
+using MediumTree = WarpTree<kMediumTree, 30>;
+
+// A tree that a warp grows while the others look for repeated ids.
+template <class Tree>
+struct WarpShared {
+  Tree tree;
+  int tables[kMaxNodes * 8];
+};
+
+// A larger tree. What is needed one after the other shares a place.
+struct LargeShared {
   Nodes nodes;
   union {
     int tables[kMaxNodes * 18];
     Levels levels;
     Heap heap;
-    struct {
-      SmallTree tree;
-      int tables[kMaxNodes * 8];
-    } small;
   };
-  __device__ BuildShared() {}
+  __device__ LargeShared() {}
 };
-static_assert(sizeof(BuildShared) <= kMaxSharedBytes);
+
+// Of the kernel for all budgets.
+union AnyShared {
+  WarpShared<SmallTree> small;
+  WarpShared<MediumTree> medium;
+  LargeShared large;
+  __device__ AnyShared() {}
+};
+static_assert(sizeof(AnyShared) <= kMaxSharedBytes);
 
 // Whether two of the row's ids are equal: a hash table of positions, half full at most. One warp.
 __device__ bool has_repeats(const int64_t* ids, int num_ids, int* table, int table_size, int lane) {
@@ -47,10 +63,10 @@ __device__ bool has_repeats(const int64_t* ids, int num_ids, int* table, int tab
   return repeats;
 }
 
-// Whether each row falls from at most 0, without NaN, and no id is negative: this thread's share.
-__device__ bool values_are_valid(const Candidates& candidates, const int64_t* token_ids) {
+// Whether each row falls from at most 0, without NaN, and no id is negative: the share of thread `first` of `num_threads`.
+__device__ bool values_are_valid(const Candidates& candidates, const int64_t* token_ids, int first, int num_threads) {
   bool valid = true;
-  for (int i = threadIdx.x; i < candidates.max_depth * candidates.num_candidates; i += kBuildThreads) {
+  for (int i = first; i < candidates.max_depth * candidates.num_candidates; i += num_threads) {
     const float most = i % candidates.num_candidates == 0 ? 0.0f : candidates.log_probs[i - 1];
     valid &= candidates.log_probs[i] <= most && token_ids[i] >= 0;
   }
@@ -70,100 +86,121 @@ __device__ bool rows_repeat(const Candidates& candidates, const int64_t* token_i
 }
 
 // All threads; the number of nodes, root included, or 0 for candidates that are not valid.
-__device__ int grow_large_tree(const Candidates& candidates, const int64_t* token_ids, BuildShared& shared, int budget,
-                               int table_size) {
+__device__ int grow_large(const Candidates& candidates, const int64_t* token_ids, LargeShared& shared, int budget,
+                          int table_size) {
   Nodes& nodes = shared.nodes;
+  if (candidates.max_depth * candidates.num_candidates == 0) return 1;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const bool repeats = rows_repeat(candidates, token_ids, shared.tables, table_size, warp, kBuildThreads / kWarp);
-  if (__syncthreads_or(repeats || !values_are_valid(candidates, token_ids))) return 0;
+  if (__syncthreads_or(repeats || !values_are_valid(candidates, token_ids, threadIdx.x, kBuildThreads))) return 0;
   const int num_nodes = LevelGrower(candidates, shared.levels, budget).grow(nodes);
   if (num_nodes > 0) return num_nodes;
   __syncthreads();
   if (warp == 0) {
-    const int count = grow_large(candidates, nodes, shared.heap, budget, lane);
+    const int count = grow_by_heap(candidates, nodes, shared.heap, budget, lane);
     if (lane == 0) nodes.num_nodes = count;
   }
   __syncthreads();
   return nodes.num_nodes;
 }
 
-// The same for a budget of at most 64: one warp grows while the others look for repeated ids.
-__device__ int grow_small_tree(const Candidates& candidates, const int64_t* token_ids, BuildShared& shared, int budget,
-                               int table_size) {
-  Nodes& nodes = shared.nodes;
-  SmallTree& tree = shared.small.tree;
+// The same where the tree fits a warp's registers: the other warps check the candidates meanwhile.
+template <class Tree>
+__device__ int grow_by_warp(const Candidates& candidates, const int64_t* token_ids, WarpShared<Tree>& shared, int budget,
+                            int table_size) {
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int num_rows = min(candidates.max_depth, kSmallTree) + 2;
-  for (int i = threadIdx.x; i < num_rows * kSmallColumns; i += kBuildThreads)
-    tree.steps[i] = candidates.cost(i / kSmallColumns, i % kSmallColumns);
-  if (__syncthreads_or(!values_are_valid(candidates, token_ids))) return 0;
-  bool repeats = false;
+  shared.tree.load_steps(candidates);
+  __syncthreads();
+  bool is_bad = false;
   if (warp == 0) {
-    const int count = grow_small(tree, budget, lane);
-    if (lane == 0) nodes.num_nodes = count;
+    shared.tree.grow(budget, lane);
   } else {
-    repeats = rows_repeat(candidates, token_ids, shared.small.tables, table_size, warp - 1, kBuildThreads / kWarp - 1);
+    is_bad = rows_repeat(candidates, token_ids, shared.tables, table_size, warp - 1, kBuildThreads / kWarp - 1);
+    is_bad |= !values_are_valid(candidates, token_ids, threadIdx.x - kWarp, kBuildThreads - kWarp);
   }
-  if (__syncthreads_or(repeats)) return 0;
-  for (int i = 1 + threadIdx.x; i < nodes.num_nodes; i += kBuildThreads) {
-    const SmallNode node = tree.nodes[i];
-    nodes.cost[i] = node.cost;
-    nodes.parent[i] = node.parent;
-    nodes.rank[i] = node.rank;
-    nodes.depth[i] = node.depth;
-  }
-  return nodes.num_nodes;
+  return __syncthreads_or(is_bad) ? 0 : shared.tree.num_nodes;
 }
 
-__device__ void write_tree(const TreeBuildArgs& a, const Nodes& nodes, int num_nodes) {
+// --- write -------------------------------------------------------------------------------------------------------------
+
+template <class Tree>
+__device__ void write_tree(const TreeBuildArgs& a, int num_nodes, const Tree& tree) {
   const int64_t b = blockIdx.x, num_slots = a.max_budget + 1, num_words = num_bit_words(num_slots);
   const int64_t* token_ids = a.token_ids + b * a.max_depth * a.num_candidates;
   for (int i = threadIdx.x; i < num_slots; i += kBuildThreads) {
     const int64_t at = b * num_slots + i;
     const bool used = i < num_nodes;
-    const int depth = used ? nodes.depth[i] : -1;
-    a.token[at] = !used ? -1 : i == 0 ? a.bonus[b] : token_ids[(depth - 1) * a.num_candidates + nodes.rank[i]];
-    a.parent[at] = used ? nodes.parent[i] : -1;
-    a.depth[at] = depth;
-    a.log_prob[at] = !used ? -INFINITY : nodes.cost[i] == 0.0 ? 0.0 : -nodes.cost[i];
+    const Node node = used ? tree.node(i) : Node{kNeverTaken, -1, 0, -1};
+    a.token[at] = !used ? -1 : i == 0 ? a.bonus[b] : token_ids[(node.depth - 1) * a.num_candidates + node.rank];
+    a.parent[at] = node.parent;
+    a.depth[at] = node.depth;
+    a.log_prob[at] = node.cost == 0.0 ? 0.0 : -node.cost;
   }
   const int words = int(num_words);  // 32-bit: dividing 64-bit numbers is slow
   for (int i = threadIdx.x; i < int(num_slots) * words; i += kBuildThreads) {
     const int node = i / words, word = i % words;
     uint64_t bits = 0;
-    for (int n = node < num_nodes ? node : -1; n >= word * 64; n = nodes.parent[n])
+    for (int n = node < num_nodes ? node : -1; n >= word * 64; n = tree.node(n).parent)
       if (n / 64 == word) bits |= uint64_t{1} << (n % 64);
     a.ancestor_bits[b * num_slots * num_words + i] = int64_t(bits);
   }
 }
 
-__global__ void __launch_bounds__(kBuildThreads, 1) tree_build_kernel(TreeBuildArgs a, int table_size) {
+// A stream's inputs; its status is kOk where a tree can be tried.
+struct Stream {
+  Candidates candidates;
+  const int64_t* token_ids;
+  int budget, status;
+
+  __device__ explicit Stream(const TreeBuildArgs& a)
+      : candidates{a.log_probs + blockIdx.x * a.max_depth * a.num_candidates, int(a.max_depth), int(a.num_candidates)},
+        token_ids(a.token_ids + blockIdx.x * a.max_depth * a.num_candidates), budget(a.budget[blockIdx.x]),
+        status(budget < 0 || budget > a.max_budget || a.bonus[blockIdx.x] < 0 ? kOutOfRange : kOk) {}
+};
+
+// Writes the tree, or one without nodes; num_nodes is 0 for candidates that are not valid.
+template <class Tree>
+__device__ void finish(const TreeBuildArgs& a, const Stream& stream, int num_nodes, const Tree& tree) {
+  const int status = stream.status == kOk && num_nodes == 0 ? kInvalidCandidates : stream.status;
+  if (status != kOk) num_nodes = 0;
+  write_tree(a, num_nodes, tree);
+  if (threadIdx.x > 0) return;
+  a.num_nodes[blockIdx.x] = num_nodes;
+  a.status[blockIdx.x] = status;
+}
+
+// max_budget <= 64
+__global__ void __launch_bounds__(kBuildThreads, 1) tree_build_small_kernel(TreeBuildArgs a, int table_size) {
   extern __shared__ __align__(16) unsigned char memory[];
-  BuildShared& shared = *reinterpret_cast<BuildShared*>(memory);
+  auto& shared = *reinterpret_cast<WarpShared<SmallTree>*>(memory);
   wait_for_previous_kernel();
   allow_next_kernel();
-  const int64_t b = blockIdx.x, num_candidates = a.max_depth * a.num_candidates;
-  const int budget = a.budget[b];
-  const Candidates candidates{a.log_probs + b * num_candidates, int(a.max_depth), int(a.num_candidates)};
-  const int64_t* token_ids = a.token_ids + b * num_candidates;
-  if (threadIdx.x == 0) {
-    shared.nodes.cost[0] = 0.0;
-    shared.nodes.parent[0] = -1;
-    shared.nodes.rank[0] = shared.nodes.depth[0] = 0;
+  const Stream stream(a);
+  const int budget = stream.status == kOk ? stream.budget : 0;
+  const int num_nodes = grow_by_warp(stream.candidates, stream.token_ids, shared, budget, table_size);
+  finish(a, stream, num_nodes, shared.tree);
+}
+
+__global__ void __launch_bounds__(kBuildThreads, 1) tree_build_kernel(TreeBuildArgs a, int table_size) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  AnyShared& shared = *reinterpret_cast<AnyShared*>(memory);
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  const Stream stream(a);
+  const int budget = stream.status == kOk ? stream.budget : 0;
+  if (budget <= kSmallTree) {
+    const int num_nodes = grow_by_warp(stream.candidates, stream.token_ids, shared.small, budget, table_size);
+    finish(a, stream, num_nodes, shared.small.tree);
+  } else if (budget <= kMediumTree && MediumTree::has_room(stream.candidates.max_depth)) {
+    const int num_nodes = grow_by_warp(stream.candidates, stream.token_ids, shared.medium, budget, table_size);
+    finish(a, stream, num_nodes, shared.medium.tree);
+  } else {
+    if (threadIdx.x == 0) shared.large.nodes.set_root();
+    __syncthreads();
+    const int num_nodes = grow_large(stream.candidates, stream.token_ids, shared.large, budget, table_size);
+    __syncthreads();
+    finish(a, stream, num_nodes, shared.large.nodes);
   }
-  int status = kOk, num_nodes = 1;
-  if (budget < 0 || budget > a.max_budget || a.bonus[b] < 0)
-    status = kOutOfRange;
-  else if (num_candidates > 0)
-    num_nodes = budget > kSmallTree ? grow_large_tree(candidates, token_ids, shared, budget, table_size)
-                                    : grow_small_tree(candidates, token_ids, shared, budget, table_size);
-  if (status == kOk && num_nodes == 0) status = kInvalidCandidates;
-  if (status != kOk) num_nodes = 0;
-  __syncthreads();
-  write_tree(a, shared.nodes, num_nodes);
-  if (threadIdx.x > 0) return;
-  a.num_nodes[b] = num_nodes;
-  a.status[b] = status;
 }
 
 }  // namespace
@@ -174,8 +211,10 @@ int tree_build_cuda(const TreeBuildArgs& a, void* stream) {
   if (a.num_streams == 0) return kOk;
   int table_size = 2;
   while (table_size < 2 * a.num_candidates) table_size *= 2;
-  return launch(tree_build_kernel, {dim3(a.num_streams), dim3(kBuildThreads), sizeof(BuildShared), 1, true}, stream, a,
-                table_size);
+  const bool is_small = a.max_budget <= kSmallTree;
+  const size_t shared_bytes = is_small ? sizeof(WarpShared<SmallTree>) : sizeof(AnyShared);
+  return launch(is_small ? tree_build_small_kernel : tree_build_kernel,
+                {dim3(a.num_streams), dim3(kBuildThreads), shared_bytes, 1, true}, stream, a, table_size);
 }
 
 }  // namespace kdtree

@@ -65,7 +65,7 @@ __device__ __forceinline__ void update_groups(Group& mine, const Nodes& nodes, H
 }
 
 // Takes up to `budget` prefixes; the number of nodes, root included. One warp.
-__device__ int grow_large(const Candidates& candidates, Nodes& nodes, Heap& heap, int budget, int lane) {
+__device__ int grow_by_heap(const Candidates& candidates, Nodes& nodes, Heap& heap, int budget, int lane) {
   for (int i = lane; i < kMaxNodes; i += kWarp) heap.cost[i] = kNeverTaken;
   Group mine{kNeverTaken, lane * kWarp};
   __syncwarp();

@@ -9,13 +9,21 @@ constexpr int kBuildThreads = 512, kMaxNodes = int(kMaxBudget) + 1;
 constexpr uint32_t kAllLanes = 0xffffffffu;
 constexpr double kNeverTaken = __builtin_inf();
 
-// Nodes in best-first order, in shared memory. A cost is a negated score: never below 0, so costs compare like their
-// bits.
+// A cost is a negated score: never below 0, so costs compare like their bits.
+struct Node {
+  double cost;
+  int parent, rank, depth;
+};
+
+// Nodes in best-first order, in shared memory.
 struct Nodes {
   double cost[kMaxNodes];
   int32_t parent[kMaxNodes], rank[kMaxNodes];
   uint16_t depth[kMaxNodes];
   int32_t num_nodes;
+
+  __device__ void set_root() { cost[0] = 0.0, parent[0] = -1, rank[0] = depth[0] = 0; }
+  __device__ Node node(int i) const { return {cost[i], parent[i], rank[i], depth[i]}; }
 };
 
 struct Candidates {
@@ -25,8 +33,7 @@ struct Candidates {
   // What candidate `rank` of depth row + 1 adds to the cost. -inf is never taken, nor is what does not exist.
   __device__ __forceinline__ double cost(int row, int rank) const {
     const bool exists = row < max_depth && rank < num_candidates;
-    const float log_prob = log_probs[exists ? int64_t(row) * num_candidates + rank : 0];
-    return exists ? -double(log_prob) : kNeverTaken;
+    return exists ? -double(log_probs[int64_t(row) * num_candidates + rank]) : kNeverTaken;
   }
 };
 
