@@ -18,6 +18,13 @@ __device__ __forceinline__ uint32_t opaque(uint32_t x) {
   return x;
 }
 
+// Done here, not where the compiler thinks the sum is needed.
+__device__ __forceinline__ double add_here(double a, double b) {
+  double sum;
+  asm volatile("add.rn.f64 %0, %1, %2;" : "=d"(sum) : "d"(a), "d"(b));
+  return sum;
+}
+
 // kMaxRows: rows of `steps` that fit, two more than the deepest depth needs.
 template <int kNodes, int kMaxRows>
 struct WarpTree {
@@ -107,6 +114,7 @@ struct WarpTree {
   // Takes up to `budget` prefixes. One warp; the steps are loaded.
   __device__ void grow(int budget, int lane) {
     const uint32_t nodes_at = opaque(shared_address(nodes)), steps_at = opaque(shared_address(steps) - kNodes * 8);
+    lane = int(opaque(lane));
     Entry waiting[kWaiting];
     Ahead ahead{};
     if (lane == 0) {
@@ -121,8 +129,8 @@ struct WarpTree {
     int node = 1;
     for (; node <= budget; ++node) {
       const uint32_t least = __reduce_min_sync(kAllLanes, waiting[0].high);
-      const double sibling = __dadd_rn(ahead.parent_cost, ahead.sibling_step);
-      const double child = __dadd_rn(waiting[0].cost(), ahead.child_step);
+      const double sibling = add_here(ahead.parent_cost, ahead.sibling_step);
+      const double child = add_here(waiting[0].cost(), ahead.child_step);
       const uint32_t lanes = __ballot_sync(kAllLanes, waiting[0].high == least);
       if (least >= kNeverTakenHigh) break;
       int winner = __ffs(int(lanes)) - 1;

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import re
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -17,44 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from op_structs import ROOT, args_name, args_type
 
-ROOT = Path(__file__).resolve().parents[2]
 OPS_BUILT = (
     "embed rms_norm rope swiglu residual_add argmax sample moe_route cache_append cache_compact verify_attn draft_topk "
     "tree_build tree_rows tree_accept"
 ).split()
 STEMS = "embed rms_norm rope swiglu argmax sample moe_route cache draft_topk tree_build tree_rows tree_accept".split()
-C_TYPES = {
-    "int64_t": ctypes.c_int64,
-    "int32_t": ctypes.c_int32,
-    "float": ctypes.c_float,
-    "bool": ctypes.c_bool,
-    "Dtype": ctypes.c_int32,
-    "Scoring": ctypes.c_int32,
-}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-
-
-def args_name(op: str) -> str:
-    return "".join(word.capitalize() for word in op.split("_")) + "Args"
-
-
-@functools.cache
-def args_type(op: str) -> type[ctypes.Structure]:
-    """The ctypes mirror of an operation's struct, parsed from op_args.h."""
-    text = (ROOT / "kernels/op_args.h").read_text()
-    body = re.search(rf"struct {args_name(op)} {{(.*?)\n}};", text, re.S)
-    if body is None:
-        raise ValueError(f"op_args.h: expected a struct {args_name(op)}")
-    fields = []
-    for statement in re.sub(r"//[^\n]*", "", body[1]).split(";"):
-        declaration = re.fullmatch(r"\s*(?:const )?(\w+)(\*?) ([\w, ]+)", statement)
-        if declaration:
-            c_type = ctypes.c_void_p if declaration[2] else C_TYPES[declaration[1]]
-            fields += [(name.strip(), c_type) for name in declaration[3].split(",")]
-        elif statement.strip():
-            raise ValueError(f"op_args.h: {args_name(op)}: cannot read {statement.strip()!r}")
-    return type(args_name(op), (ctypes.Structure,), {"_fields_": fields})
 
 
 def shim_text() -> str:

@@ -1,0 +1,256 @@
+"""The smallest forms of every CUDA kernel, as arrays of numpy: what compute-sanitizer looks at. CASES has an entry for
+each process of sanitize.py: its name, operation or operation:variant, and a function of the library that makes forms.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+F32, BF16 = 0, 1  # Dtype of op_args.h
+DTYPES = (F32, BF16)
+DTYPE_NAME = {F32: "F32", BF16: "BF16"}
+INT, LONG, FLOAT = np.int32, np.int64, np.float32
+
+
+@dataclass(frozen=True)
+class Out:
+    """An array that the kernel writes whole; BF16 as 16-bit words."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    is_finite: bool = True
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call. `fields` of the operation's struct: numpy arrays, Out, numbers; `shape` is a tile shape of linear."""
+
+    op: str
+    form: str
+    fields: dict[str, Any]
+    shape: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Operation and form."""
+        return f"{self.op} {self.form}"
+
+
+Forms = Callable[[ctypes.CDLL], list[Case]]
+rng = np.random.default_rng(3)
+
+
+def real(*shape: int, dtype: int) -> np.ndarray:
+    """Random numbers of a type of the project, BF16 as 16-bit words."""
+    values = rng.standard_normal(shape).astype(FLOAT)
+    return values if dtype == F32 else (values.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def out(*shape: int, dtype: int) -> Out:
+    """An output of a type of the project."""
+    return Out(shape, FLOAT if dtype == F32 else np.uint16)
+
+
+def count(n: int) -> np.ndarray:
+    """A row count on the device."""
+    return np.array([n], INT)
+
+
+def of_dtypes(op: str, fields: Callable[[int], dict[str, Any]]) -> Forms:
+    """Both types of one set of fields."""
+    return lambda lib: [Case(op, DTYPE_NAME[t], {**fields(t), "dtype": t}) for t in DTYPES]
+
+
+def of_one(op: str, fields: Callable[[], dict[str, Any]], form: str = "F32") -> Forms:
+    """An operation of one type."""
+    return lambda lib: [Case(op, form, fields())]
+
+
+# --- rows ----------------------------------------------------------------------------------------------------------
+
+
+def embed(t: int) -> dict[str, Any]:
+    token = np.array([6, 0, 3], LONG)
+    return {"weight": real(7, 21, dtype=t), "token": token, "out": out(3, 21, dtype=t), "num_rows": 3,
+            "vocab_size": 7, "dim": 21, "num_rows_device": count(3)}  # fmt: skip
+
+
+def rms_norm(t: int) -> dict[str, Any]:
+    return {"x": real(3, 37, dtype=t), "weight": real(37, dtype=t), "out": out(3, 37, dtype=t), "num_rows": 3,
+            "dim": 37, "x_stride": 37, "eps": 1e-6, "num_rows_device": count(3)}  # fmt: skip
+
+
+def rope(t: int) -> dict[str, Any]:
+    return {"x": real(3, 2, 6, dtype=t), "cos_sin": real(9, 6, dtype=F32), "position": np.array([0, 8, 4], INT),
+            "out": out(3, 2, 6, dtype=t), "num_rows": 3, "num_heads": 2, "dim": 6, "num_positions": 9,
+            "x_row_stride": 12, "x_head_stride": 6}  # fmt: skip
+
+
+def swiglu(t: int) -> dict[str, Any]:
+    return {"gate_up": real(3, 42, dtype=t), "out": out(3, 21, dtype=t), "num_rows": 3, "dim": 21}
+
+
+def residual_add(t: int) -> dict[str, Any]:
+    return {"x": real(3, 21, dtype=t), "y": real(3, 21, dtype=t), "out": out(3, 21, dtype=t), "num_rows": 3, "dim": 21}
+
+
+def argmax() -> dict[str, Any]:
+    return {"logits": real(3, 1003, dtype=F32), "token": Out((3,), LONG), "num_rows": 3, "vocab_size": 1003}
+
+
+# --- linear and experts --------------------------------------------------------------------------------------------
+
+
+def packed_shape(groups: int, num_out: int, num_in: int) -> tuple[int, ...]:
+    """Of the CUDA layout of packed weights."""
+    return groups, -(-num_out // 16), -(-num_in // 32), 512
+
+
+def pack_linear(t: int) -> dict[str, Any]:
+    packed = out(*packed_shape(2, 20, 40), dtype=t)
+    return {"weight": real(2, 20, 40, dtype=t), "packed": packed, "num_groups": 2, "num_out": 20, "num_in": 40}
+
+
+def linear(rows: int, num_out: int, num_in: int, t: int) -> dict[str, Any]:
+    return {"x": real(rows, 1, num_in, dtype=t), "packed": real(*packed_shape(1, num_out, num_in), dtype=t),
+            "residual": real(rows, 1, num_out, dtype=t), "out": out(rows, 1, num_out, dtype=t), "num_rows": rows,
+            "num_groups": 1, "num_out": num_out, "num_in": num_in, "x_row_stride": num_in, "x_group_stride": num_in,
+            "dtype": t, "out_dtype": t}  # fmt: skip
+
+
+def linear_shapes(t: int) -> Forms:
+    """Every tile shape, long enough in K to wrap around its stages; and the shape that linear_cuda chooses itself."""
+
+    def make(lib: ctypes.CDLL) -> list[Case]:
+        shapes = [None, *range(lib.kd_num_shapes(t))]
+        return [Case("linear", f"{DTYPE_NAME[t]} shape {shape}", linear(5, 40, 1056, t), shape) for shape in shapes]
+
+    return make
+
+
+def moe_route() -> dict[str, Any]:
+    return {"logits": real(3, 37, dtype=F32), "bias": real(37, dtype=F32), "expert_id": Out((3, 4), INT),
+            "weight": Out((3, 4), FLOAT), "num_rows": 3, "num_experts": 37, "top_k": 4, "scoring": 1,
+            "renormalize": True, "scaling_factor": 2.5}  # fmt: skip
+
+
+def moe_experts(t: int) -> dict[str, Any]:
+    dim, width, shared, experts, rows = 34, 20, 5, 3, 9
+    expert_id = np.array([sorted(rng.choice(experts, 2, replace=False)) for _ in range(rows)], INT)
+    return {"x": real(rows, dim, dtype=t), "gate_up": real(*packed_shape(experts, 2 * width, dim), dtype=t),
+            "down": real(*packed_shape(experts, dim, width), dtype=t),
+            "shared_gate_up": real(*packed_shape(1, 2 * shared, dim), dtype=t),
+            "shared_down": real(*packed_shape(1, dim, shared), dtype=t), "expert_id": expert_id,
+            "weight": rng.random((rows, 2), FLOAT), "residual": real(rows, dim, dtype=t),
+            "out": out(rows, dim, dtype=t), "num_rows": rows, "dim": dim, "num_experts": experts, "top_k": 2,
+            "width": width, "shared_width": shared}  # fmt: skip
+
+
+# --- cache and attention -------------------------------------------------------------------------------------------
+
+
+def cache_append(t: int) -> dict[str, Any]:
+    return {"cache": real(2, 5, 9, dtype=t), "latent": real(3, 6, dtype=t), "k_rope": real(3, 3, dtype=t),
+            "stream": np.array([0, 1, 1], INT), "slot": np.array([4, 0, 3], INT), "num_rows": 3, "num_streams": 2,
+            "num_slots": 5, "latent_dim": 6, "rope_dim": 3}  # fmt: skip
+
+
+def cache_compact(t: int) -> dict[str, Any]:
+    return {"cache": real(2, 2, 12, 9, dtype=t), "prefix_len": np.array([4, 2], INT),
+            "accepted_path": np.array([[2, 5, 6], [1, -1, -1]], INT), "num_accepted": np.array([3, 1], INT),
+            "num_layers": 2, "num_streams": 2, "num_slots": 12, "width": 9, "max_depth": 3}  # fmt: skip
+
+
+def attention(heads: int, latent: int, rope: int, nodes: int, prefix: int, t: int) -> dict[str, Any]:
+    """Two streams, the second with a prefix of 3; nodes in pairs on a chain."""
+    parent = np.array([-1, *(max(0, i - 2) for i in range(1, nodes))], INT)
+    depth = np.zeros(nodes, INT)
+    for i in range(1, nodes):
+        depth[i] = depth[parent[i]] + 1
+    rows, slots = 2 * nodes, prefix + nodes
+    return {"q_latent": real(rows, heads, latent, dtype=t), "q_rope": real(rows, heads, rope, dtype=t),
+            "cache": real(2, slots, latent + rope, dtype=t), "stream": np.repeat(np.arange(2, dtype=INT), nodes),
+            "node": np.tile(np.arange(nodes, dtype=INT), 2), "parent": np.tile(parent, (2, 1)),
+            "depth": np.tile(depth, (2, 1)), "prefix_len": np.array([prefix, 3], INT),
+            "out": out(rows, heads, latent, dtype=t), "num_rows": rows, "num_heads": heads, "latent_dim": latent,
+            "rope_dim": rope, "num_streams": 2, "num_slots": slots, "num_tree_slots": nodes,
+            "scale": (latent + rope) ** -0.5, "dtype": t}  # fmt: skip
+
+
+def attention_forms(t: int, *sizes: tuple[int, int, int, int, int]) -> Forms:
+    """Each (heads, latent, rope, nodes, prefix)."""
+    return lambda lib: [
+        Case("verify_attn", f"{DTYPE_NAME[t]} {'x'.join(map(str, size))}", attention(*size, t)) for size in sizes
+    ]
+
+
+# --- trees ---------------------------------------------------------------------------------------------------------
+
+
+def draft_topk(t: int) -> dict[str, Any]:
+    return {"logits": real(2, 1003, dtype=t), "log_probs": Out((2, 33), FLOAT), "token_ids": Out((2, 33), LONG),
+            "num_rows": 2, "vocab_size": 1003, "num_candidates": 33}  # fmt: skip
+
+
+def tree_build(budget: int, width: int) -> dict[str, Any]:
+    """Two streams of depth 4; steps of quarters, so that costs are often equal."""
+    log_probs = -np.sort(rng.integers(1, 40, (2, 4, width)) * FLOAT(0.25), axis=-1).astype(FLOAT)
+    slots = budget + 1
+    return {"log_probs": log_probs, "token_ids": np.tile(np.arange(width, dtype=LONG), (2, 4, 1)),
+            "bonus": np.array([0, 5], LONG), "budget": np.array([budget, budget // 2], INT),
+            "token": Out((2, slots), LONG), "parent": Out((2, slots), INT), "depth": Out((2, slots), INT),
+            "log_prob": Out((2, slots), np.float64), "ancestor_bits": Out((2, slots, -(-slots // 64)), LONG),
+            "num_nodes": Out((2,), INT), "status": Out((2,), INT), "num_streams": 2, "max_depth": 4,
+            "num_candidates": width, "max_budget": budget}  # fmt: skip
+
+
+def tree_build_forms(*budgets: int) -> Forms:
+    """Budgets of each way to grow a tree."""
+    return lambda lib: [Case("tree_build", f"budget {b}", tree_build(b, min(b, 300))) for b in budgets]
+
+
+def tree_rows() -> dict[str, Any]:
+    capacity = 2 * 4
+    rows = {f"row_{name}": Out((capacity,), INT) for name in ("stream", "node", "position", "slot")}
+    return {"token": np.arange(8, dtype=LONG).reshape(2, 4), "depth": np.array([[0, 1, 1, 2], [0, 1, -1, -1]], INT),
+            "num_nodes": np.array([4, 2], INT), "prefix_len": np.array([5, 0], INT), **rows,
+            "row_token": Out((capacity,), LONG), "num_streams": 2, "num_tree_slots": 4, "row_begin": Out((2,), INT),
+            "num_rows_device": Out((1,), INT)}  # fmt: skip
+
+
+def tree_accept() -> dict[str, Any]:
+    return {"token": np.array([[9, 4, 5, 6], [9, 4, -1, -1]], LONG),
+            "parent": np.array([[-1, 0, 0, 1], [-1, 0, -1, -1]], INT), "num_nodes": np.array([4, 2], INT),
+            "target_token": np.array([[4, 6, 0, 8], [7, 0, 0, 0]], LONG),
+            "accepted_path": Out((2, 3), INT), "num_accepted": Out((2,), INT), "next_token": Out((2,), LONG),
+            "num_streams": 2, "num_tree_slots": 4, "max_depth": 3}  # fmt: skip
+
+
+def step_commit() -> dict[str, Any]:
+    ring = np.full((2, 4 + 1 + 3, 2), -1, LONG)
+    return {"accepted_path": np.array([[1, 3, -1], [-1, -1, -1]], INT), "num_accepted": np.array([2, 0], INT),
+            "num_nodes": np.array([4, 2], INT), "target_token": np.array([4, 6, 0, 8, 7, 0], LONG),
+            "row_begin": np.array([0, 4], INT), "is_stop": np.zeros(10, np.uint8), "prefix_len": np.array([5, 1], INT),
+            "bonus": np.array([9, 9], LONG), "remaining": np.array([9, 1], INT), "active": np.array([1, 1], INT),
+            "text": np.zeros((2, 16), LONG), "ring": ring, "step": np.array([3], LONG), "num_streams": 2,
+            "max_depth": 3, "num_rows": 6, "vocab_size": 10, "num_text_slots": 16, "ring_size": 2}  # fmt: skip
+
+
+CASES: dict[str, Forms] = {
+    **{f.__name__: of_dtypes(f.__name__, f) for f in (embed, rms_norm, rope, swiglu, residual_add, pack_linear)},
+    **{f.__name__: of_dtypes(f.__name__, f) for f in (moe_experts, cache_append, cache_compact, draft_topk)},
+    **{f.__name__: of_one(f.__name__, f) for f in (argmax, moe_route)},
+    **{f.__name__: of_one(f.__name__, f, "integers") for f in (tree_rows, tree_accept, step_commit)},
+    "linear:F32": linear_shapes(F32),
+    "linear:BF16": linear_shapes(BF16),
+    "verify_attn:F32": attention_forms(F32, (4, 64, 16, 3, 37), (3, 48, 12, 3, 37)),
+    "verify_attn:BF16": attention_forms(BF16, (4, 64, 16, 3, 37), (3, 48, 12, 3, 37)),
+    "verify_attn:BF16 latent 512": attention_forms(BF16, (8, 512, 64, 1, 70), (64, 512, 64, 2, 70)),
+    "tree_build:small": tree_build_forms(0, 33, 64),
+    "tree_build:large": tree_build_forms(65, 300, 1023),
+}

@@ -1,0 +1,69 @@
+"""The suite of compute-sanitizer looks at every kernel, and reads what the tools say. Needs no GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import sanitize
+from op_structs import args_type, cuda_ops, workspace_ops
+from sanitize_list import BF16, CASES, F32, Out
+
+LIBRARY = SimpleNamespace(kd_num_shapes=lambda dtype: 2)
+CLEAN = "rope: 2 forms: rope F32, rope BF16\n========= ERROR SUMMARY: 0 errors\n"
+
+
+def test_every_operation_has_cases():
+    assert {name.partition(":")[0] for name in CASES} == set(cuda_ops())
+    assert {"linear", "tree_build"} <= set(cuda_ops()) and {"moe_experts", "draft_topk"} <= set(workspace_ops())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cases_fill_the_struct(name):
+    for case in CASES[name](LIBRARY):
+        kinds = dict(args_type(case.op)._fields_)
+        assert case.op == name.partition(":")[0] and set(case.fields) <= set(kinds)
+        given = {field for field, value in case.fields.items() if isinstance(value, (np.ndarray, Out))}
+        pointers = {field for field, kind in kinds.items() if kind is ctypes.c_void_p}
+        assert given <= pointers and pointers - given <= {"num_rows_device", "workspace", "row_begin"}
+        sizes = {field for field, kind in kinds.items() if field not in pointers and kind is ctypes.c_int64}
+        assert sizes <= set(case.fields) | {"workspace_bytes"}
+
+
+def test_operations_with_a_type_are_looked_at_in_both():
+    seen = {
+        (case.op, case.fields["dtype"]) for make in CASES.values() for case in make(LIBRARY) if "dtype" in case.fields
+    }
+    typed = {op for op in cuda_ops() if "dtype" in dict(args_type(op)._fields_)}
+    assert seen == {(op, dtype) for op in typed for dtype in (F32, BF16)}
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "errors", "warnings", "is_clean"),
+    [
+        (CLEAN, 0, 0, 0, True),
+        ("small ops: 9 checks, 0 failed\n========= ERROR SUMMARY: 0 errors\n", 0, 0, 0, True),
+        (CLEAN.replace("0 errors", "3 errors"), 9, 3, 0, False),
+        (CLEAN.replace("2 forms: rope F32, rope BF16", ""), 0, 0, 0, False),
+        (CLEAN, 1, None, 0, False),
+        ("Error: no device", 1, None, 0, False),
+        ("x: 1 forms: x F32\n= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n", 0, 0, 0, True),
+        ("x: 1 forms: x F32\n= RACECHECK SUMMARY: 3 hazards displayed (1 error, 2 warnings)\n", 9, 1, 2, False),
+        ("x: 1 forms: x F32\n= RACECHECK SUMMARY: 2 hazards displayed (0 errors, 2 warnings)\n", 0, 0, 2, False),
+    ],
+)
+def test_what_a_tool_says_is_read(text, code, errors, warnings, is_clean):
+    result = sanitize.read_result("rope", "racecheck", text, code, 1.25)
+    assert (result.errors, result.warnings, result.is_clean) == (errors, warnings, is_clean)
+
+
+def test_racecheck_and_initcheck_leave_out_the_long_checks(tmp_path):
+    jobs = sanitize.processes(tmp_path / "kernels.so", list(sanitize.TOOLS))
+    assert {tool for kernel, tool, _ in jobs if kernel.startswith("checks")} == {"memcheck", "synccheck"}
+    assert {(kernel, tool) for kernel, tool, _ in jobs} >= {(name, tool) for name in CASES for tool in sanitize.TOOLS}
