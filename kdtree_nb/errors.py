@@ -13,6 +13,10 @@ class KernelUnavailableError(KdtreeError):
     """An operation has no kernel for the device asked for, or the sources changed under a running process."""
 
 
+class DeviceMemoryError(KdtreeError):
+    """A model's weights or a cache need more memory than their device has free. Names both, and what to make smaller."""
+
+
 class KdtrError(KdtreeError):
     """A KDTR file is damaged, hostile, too new or lacks a tensor. Names the file, the tensor and the expectation."""
 

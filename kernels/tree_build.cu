@@ -1,24 +1,18 @@
 // The heaviest prefixes of per-depth marginals, best first. One block a stream: it checks the candidates, grows the
-// tree and writes it. Up to 256 nodes are taken one after the other by a warp that keeps what waits in registers; larger
-// trees grow level by level, and one after the other where the costs have so many ties that the level-wise bounds do not
-// hold.
+// tree and writes it. Up to 64 nodes are taken by one warp, round by round; larger trees grow level by level, and one node
+// after the other where the costs have so many ties that the level-wise bounds do not hold.
 #include "tree_build_heap.cuh"
 #include "tree_build_levels.cuh"
-#include "tree_build_warp.cuh"
+#include "tree_build_rounds.cuh"
 
 namespace kdtree {
 namespace {
 
 constexpr int64_t kMaxBuildCandidates = 4096;  // K
-constexpr int kSmallTree = 64, kMediumTree = 256;
-
-using SmallTree = WarpTree<kSmallTree, kSmallTree + 2>;
-using MediumTree = WarpTree<kMediumTree, 30>;
 
 // A tree that a warp grows while the others look for repeated ids.
-template <class Tree>
-struct WarpShared {
-  Tree tree;
+struct SmallShared {
+  SmallTree tree;
   int tables[kMaxNodes * 8];
 };
 
@@ -35,8 +29,7 @@ struct LargeShared {
 
 // Of the kernel for all budgets.
 union AnyShared {
-  WarpShared<SmallTree> small;
-  WarpShared<MediumTree> medium;
+  SmallShared small;
   LargeShared large;
   __device__ AnyShared() {}
 };
@@ -104,10 +97,9 @@ __device__ int grow_large(const Candidates& candidates, const int64_t* token_ids
   return nodes.num_nodes;
 }
 
-// The same where the tree fits a warp's registers: the other warps check the candidates meanwhile.
-template <class Tree>
-__device__ int grow_by_warp(const Candidates& candidates, const int64_t* token_ids, WarpShared<Tree>& shared, int budget,
-                            int table_size) {
+// The same for a budget of at most 64: one warp grows while the others check the candidates.
+__device__ int grow_small(const Candidates& candidates, const int64_t* token_ids, SmallShared& shared, int budget,
+                          int table_size) {
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   shared.tree.load_steps(candidates);
   __syncthreads();
@@ -118,7 +110,7 @@ __device__ int grow_by_warp(const Candidates& candidates, const int64_t* token_i
     is_bad = rows_repeat(candidates, token_ids, shared.tables, table_size, warp - 1, kBuildThreads / kWarp - 1);
     is_bad |= !values_are_valid(candidates, token_ids, threadIdx.x - kWarp, kBuildThreads - kWarp);
   }
-  return __syncthreads_or(is_bad) ? 0 : shared.tree.num_nodes;
+  return __syncthreads_or(is_bad) ? 0 : shared.tree.sort(budget);
 }
 
 // --- write -------------------------------------------------------------------------------------------------------------
@@ -172,12 +164,12 @@ __device__ void finish(const TreeBuildArgs& a, const Stream& stream, int num_nod
 // max_budget <= 64
 __global__ void __launch_bounds__(kBuildThreads, 1) tree_build_small_kernel(TreeBuildArgs a, int table_size) {
   extern __shared__ __align__(16) unsigned char memory[];
-  auto& shared = *reinterpret_cast<WarpShared<SmallTree>*>(memory);
+  auto& shared = *reinterpret_cast<SmallShared*>(memory);
   wait_for_previous_kernel();
   allow_next_kernel();
   const Stream stream(a);
   const int budget = stream.status == kOk ? stream.budget : 0;
-  const int num_nodes = grow_by_warp(stream.candidates, stream.token_ids, shared, budget, table_size);
+  const int num_nodes = grow_small(stream.candidates, stream.token_ids, shared, budget, table_size);
   finish(a, stream, num_nodes, shared.tree);
 }
 
@@ -189,11 +181,8 @@ __global__ void __launch_bounds__(kBuildThreads, 1) tree_build_kernel(TreeBuildA
   const Stream stream(a);
   const int budget = stream.status == kOk ? stream.budget : 0;
   if (budget <= kSmallTree) {
-    const int num_nodes = grow_by_warp(stream.candidates, stream.token_ids, shared.small, budget, table_size);
+    const int num_nodes = grow_small(stream.candidates, stream.token_ids, shared.small, budget, table_size);
     finish(a, stream, num_nodes, shared.small.tree);
-  } else if (budget <= kMediumTree && MediumTree::has_room(stream.candidates.max_depth)) {
-    const int num_nodes = grow_by_warp(stream.candidates, stream.token_ids, shared.medium, budget, table_size);
-    finish(a, stream, num_nodes, shared.medium.tree);
   } else {
     if (threadIdx.x == 0) shared.large.nodes.set_root();
     __syncthreads();
@@ -212,7 +201,7 @@ int tree_build_cuda(const TreeBuildArgs& a, void* stream) {
   int table_size = 2;
   while (table_size < 2 * a.num_candidates) table_size *= 2;
   const bool is_small = a.max_budget <= kSmallTree;
-  const size_t shared_bytes = is_small ? sizeof(WarpShared<SmallTree>) : sizeof(AnyShared);
+  const size_t shared_bytes = is_small ? sizeof(SmallShared) : sizeof(AnyShared);
   return launch(is_small ? tree_build_small_kernel : tree_build_kernel,
                 {dim3(a.num_streams), dim3(kBuildThreads), shared_bytes, 1, true}, stream, a, table_size);
 }

@@ -93,7 +93,12 @@ def _build(config: ModelConfig, weights: Weights, device: str | torch.device, dt
     if dtype not in DTYPES:
         raise ValueError(f"load_model: expected dtype torch.float32 or torch.bfloat16, got {dtype}")
     require(torch.device(device))
-    read = _Reader(weights, torch.device(device), dtype)
+    what = f"load_model: expected memory for the weights, {dtype}"
+    with memory_for(what, torch.device(device), "Use torch.bfloat16, a smaller model or another device."):
+        return _read_model(config, _Reader(weights, torch.device(device), dtype))
+
+
+def _read_model(config: ModelConfig, read: _Reader) -> Model:
     cos_sin = rope_table(config, read.device)
     layers = [_layer(config, read, i, cos_sin) for i in range(config.num_hidden_layers)]
     V, D = config.vocab_size, config.hidden_size

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from kdtree_nb.config import ModelConfig
 from kdtree_nb.native import ops
+from kdtree_nb.native.devices import memory_for
 
 
 class LatentCache:
@@ -20,7 +23,12 @@ class LatentCache:
         if num_streams < 1 or num_slots < 1:
             raise ValueError(f"LatentCache: expected at least 1 stream and 1 slot, got {num_streams} and {num_slots}")
         shape = (config.num_hidden_layers, num_streams, num_slots, config.latent_dim)
-        self.data = torch.empty(shape, dtype=dtype, device=device)
+        gib = math.prod(shape) * dtype.itemsize / 2**30
+        what = (
+            f"LatentCache: expected {gib:.2f} GiB for {num_streams} streams of {num_slots} slots in {shape[0]} layers"
+        )
+        with memory_for(what, torch.device(device), "Use fewer streams, a shorter max_seq_len or torch.bfloat16."):
+            self.data = torch.empty(shape, dtype=dtype, device=device)
         self.layers = [self.data[i] for i in range(config.num_hidden_layers)]
         self.num_streams = num_streams
         self.num_slots = num_slots

@@ -97,9 +97,13 @@ def load(kernels: Path | None = None, cache: Path | None = None, report: Report 
 def require(device: torch.device) -> None:
     """Load the kernels, and raise KernelUnavailableError if there are none for this device."""
     build = load()
-    if device.type == "cuda" and not build.no_cuda or device.type == "cpu":
+    reason = "" if device.type in ("cpu", "cuda") else "expected a device of kind cpu or cuda"
+    if device.type == "cuda":
+        from kdtree_nb.native.devices import why_not_on  # imports torch
+
+        reason = build.no_cuda or why_not_on(device)
+    if not reason:
         return
-    reason = build.no_cuda if device.type == "cuda" else "expected a device of kind cpu or cuda"
     raise KernelUnavailableError(f"native kernels: none for device {str(device)!r}. {reason}")
 
 

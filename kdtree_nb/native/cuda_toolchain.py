@@ -23,10 +23,12 @@ _DEFAULT_HOME = Path("/usr/local/cuda")
 
 @dataclasses.dataclass(frozen=True)
 class Driver:
-    """The NVIDIA driver: the newest CUDA it runs, (13, 0), and the architectures of the visible GPUs, (90,)."""
+    """The NVIDIA driver: the newest CUDA it runs, (13, 0), the architectures of the visible GPUs, (90,), and why it
+    shows none, in its own words."""
 
     version: tuple[int, int]
     archs: tuple[int, ...]
+    problem: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,10 +85,17 @@ def find_driver() -> Driver | None:
         return None
     version, count = ctypes.c_int(0), ctypes.c_int(0)
     library.cuDriverGetVersion(ctypes.byref(version))
-    if library.cuInit(0) == 0:
-        library.cuDeviceGetCount(ctypes.byref(count))
+    status = library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count))
     archs = {10 * _attribute(library, 75, i) + _attribute(library, 76, i) for i in range(count.value)}
-    return Driver((version.value // 1000, version.value % 1000 // 10), tuple(sorted(archs)))
+    numbers = version.value // 1000, version.value % 1000 // 10
+    return Driver(numbers, tuple(sorted(archs)), _error_text(library, status) if status else "")
+
+
+def _error_text(library: ctypes.CDLL, status: int) -> str:
+    """The driver's words for an error: `CUDA error 803: system has unsupported display driver / …`."""
+    text = ctypes.c_char_p()
+    library.cuGetErrorString(status, ctypes.byref(text))
+    return f"CUDA error {status}" + (f": {text.value.decode()}" if text.value else "")
 
 
 def _attribute(library: ctypes.CDLL, attribute: int, index: int) -> int:
@@ -106,6 +115,8 @@ def _archs(driver: Driver | None) -> tuple[int, ...]:
         archs, source = tuple(int(major + minor) for major, minor in numbers), f"TORCH_CUDA_ARCH_LIST={listed!r}"
     else:
         reason = "no NVIDIA driver (libcuda.so.1) was found" if driver is None else "the driver shows no GPU"
+        if driver and driver.problem:
+            reason += f" ({driver.problem})"
         raise KernelUnavailableError(
             f"CUDA kernels: {reason}. Check `nvidia-smi` and CUDA_VISIBLE_DEVICES; to compile for another machine set "
             "TORCH_CUDA_ARCH_LIST, such as 9.0"

@@ -18,6 +18,7 @@ import torch
 from kdtree_nb.errors import KernelBuildError, KernelUnavailableError
 from kdtree_nb.native import build, toolchain
 from kdtree_nb.native.cuda_toolchain import find_cuda_toolchain
+from kdtree_nb.native.devices import why_not_on
 
 Status = Literal["ok", "absent", "problem"]
 
@@ -164,5 +165,6 @@ def _cuda_devices() -> list[Finding]:
     for index in range(torch.cuda.device_count()):
         device = torch.cuda.get_device_properties(index)
         detail = f"{device.name}, sm_{device.major}{device.minor}, {device.total_memory / 2**30:.0f} GiB"
-        findings.append(Finding(f"cuda:{index}", "ok", detail))
+        remedy = why_not_on(torch.device("cuda", index))
+        findings.append(Finding(f"cuda:{index}", "absent" if remedy else "ok", detail, remedy))
     return findings

@@ -129,6 +129,7 @@ class Engine:
             spare = self._spares.pop()  # whichever thread takes it, has it alone
             if spare.fits(self.model, len(streams), num_slots):
                 return spare
+            del spare  # its memory goes to the next
         return self._kind.forward.allocate(self.model, len(streams), num_slots)
 
     def _streams(

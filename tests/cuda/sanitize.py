@@ -194,6 +194,7 @@ def main() -> int:
         "--build-only", metavar="ARCH", help="build FOLDER/kernels.so for this architecture, such as 90"
     )
     parser.add_argument("--limit-s", type=float, default=130.0, help="the most seconds for one process")
+    parser.add_argument("--skip-checks", action="store_true", help="leave out the kernel checks, which take longest")
     parser.add_argument("--jobs", type=int, default=min(12, os.cpu_count() or 2))
     options = parser.parse_args()
     if options.build_only:
@@ -210,6 +211,7 @@ def main() -> int:
         options.library.resolve() if options.library else build(options.folder / "build", find_arch(), options.jobs)
     )
     jobs = processes(library, options.tools or list(TOOLS))
+    jobs = [job for job in jobs if not (options.skip_checks and job[0].startswith("checks"))]
     with ThreadPoolExecutor(options.jobs) as pool:
         done = list(pool.map(lambda job: run_one(*job, library, options), jobs))
     results = sorted((result for result, _ in done), key=lambda r: (r.kernel, r.tool))

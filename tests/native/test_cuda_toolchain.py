@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
+
 import pytest
 import torch
 
@@ -85,6 +88,53 @@ def test_a_machine_that_cannot_run_them(driver, cuda, message, nvcc, machine):
         find_cuda_toolchain()
 
 
+FAKE_DRIVER = """
+extern "C" {
+int cuDriverGetVersion(int* v) { *v = VERSION; return 0; }
+int cuInit(unsigned) { return INIT; }
+int cuDeviceGetCount(int* n) { *n = 2; return 0; }
+int cuDeviceGetAttribute(int* v, int attribute, int i) { *v = attribute == 75 ? (i ? 12 : 9) : 0; return 0; }
+int cuGetErrorString(int error, const char** text) { *text = error == 803 ? "unsupported driver" : 0; return 0; }
+}
+"""
+
+
+@pytest.fixture
+def libcuda(tmp_path, monkeypatch):
+    """libcuda(version, init): a driver of that version, whose cuInit returns `init`."""
+
+    def make(version: int, init: int) -> None:
+        (tmp_path / "fake.cpp").write_text(FAKE_DRIVER)
+        library = tmp_path / f"libcuda{version}_{init}.so"
+        options = [f"-DVERSION={version}", f"-DINIT={init}", "-shared", "-fPIC", "-o", str(library)]
+        subprocess.run(["g++", str(tmp_path / "fake.cpp"), *options], check=True)
+        open_library = ctypes.CDLL
+        monkeypatch.setattr(cuda_toolchain.ctypes, "CDLL", lambda name: open_library(str(library)))
+
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    return make
+
+
+def test_the_driver_is_asked(libcuda):
+    libcuda(13010, 0)
+    assert cuda_toolchain.find_driver() == Driver((13, 1), (90, 120))
+
+
+@pytest.mark.parametrize(("init", "text"), [(803, "CUDA error 803: unsupported driver"), (999, "CUDA error 999")])
+def test_a_driver_that_does_not_start_says_why(init, text, libcuda, nvcc):
+    libcuda(13000, init)
+    assert cuda_toolchain.find_driver() == Driver((13, 0), (), text)
+    with pytest.raises(KernelUnavailableError, match=rf"the driver shows no GPU \({text}\). Check `nvidia-smi`"):
+        find_cuda_toolchain()
+
+
+def test_a_driver_older_than_the_toolkit(libcuda, nvcc):
+    libcuda(12080, 0)
+    with pytest.raises(KernelUnavailableError, match="the driver runs CUDA up to 12.8, .* is of CUDA 13.0. Update"):
+        find_cuda_toolchain()
+
+
 def test_no_nvcc(nvcc, machine):
     nvcc.path.unlink()
     with pytest.raises(
@@ -147,3 +197,34 @@ def test_a_device_without_kernels_is_an_error(monkeypatch):
         build.require(torch.device("meta"))
     with pytest.raises(KernelUnavailableError, match="embed: no kernel for tensors on a GPU. The reason."):
         _refusal("embed", "The reason.")(1, 2)
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """gpus((9, 0), …): the GPUs that torch sees, and a library of kernels for them."""
+
+    def make(*capabilities: tuple[int, int]) -> None:
+        monkeypatch.setattr(build, "load", lambda: build.Build("kdtree_x", None, 0.0, ""))
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capabilities[index])
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU {index}")
+
+    return make
+
+
+def test_one_gpu_of_several_may_be_too_old(gpus):
+    gpus((8, 0), (12, 0))
+    build.require(torch.device("cuda:1"))
+    for name in ("cuda", "cuda:0"):
+        with pytest.raises(
+            KernelUnavailableError, match=f"none for device '{name}'. expected sm_90 .*, got GPU 0, which is sm_80"
+        ):
+            build.require(torch.device(name))
+
+
+def test_a_gpu_that_is_not_there(gpus):
+    for capabilities, name in (((), "cuda"), (((9, 0),), "cuda:1")):
+        gpus(*capabilities)
+        with pytest.raises(KernelUnavailableError, match=f"below cuda:{len(capabilities)}, .*CUDA_VISIBLE_DEVICES"):
+            build.require(torch.device(name))

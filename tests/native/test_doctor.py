@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -78,3 +79,15 @@ def test_nvcc_that_does_not_run(monkeypatch, tmp_path):
 def test_no_gpu_is_said_honestly():
     cuda = findings()["cuda"]
     assert cuda.status == "absent" and "no GPU" in cuda.detail and os.fspath(cuda.remedy)
+
+
+def test_a_gpu_without_kernels_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: ((8, 0), (9, 0))[index])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "an old GPU")
+    properties = [SimpleNamespace(name="a GPU", major=major, minor=0, total_memory=2**36) for major in (8, 9)]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties[index])
+    found = findings()
+    assert found["cuda:1"].status == "ok" and "sm_90, 64 GiB" in found["cuda:1"].detail
+    assert found["cuda:0"].status == "absent" and "got an old GPU, which is sm_80" in found["cuda:0"].remedy
