@@ -14,7 +14,7 @@ class KernelUnavailableError(KdtreeError):
 
 
 class DeviceMemoryError(KdtreeError):
-    """A model's weights or a cache need more memory than their device has free. Names both, and what to make smaller."""
+    """A model's weights or a cache need more memory than their device has free. Names both, and the remedy."""
 
 
 class KdtrError(KdtreeError):

@@ -148,7 +148,7 @@ def compare_tree(name: str, out: dict, want: Tree) -> None:
 def check_tree_build() -> None:
     rng = np.random.default_rng(7)
     for kind in ("sharp", "flat", "coarse", "uniform", "certain", "huge"):
-        for depth, width in ((1, 1), (1, 70), (15, 1), (3, 2), (15, 64), (7, 256), (32, 33), (15, 1023)):
+        for depth, width in ((1, 1), (1, 70), (15, 1), (3, 2), (70, 3), (15, 64), (7, 256), (32, 33), (15, 1023)):
             for budget in BUDGETS if width >= 64 else (0, 1, 33, 64, 100):
                 if QUICK and (budget not in (0, 33, 65, 1023) or width not in (2, 64, 1023)):
                     continue

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kdtree_nb import ops
-from kdtree_nb.errors import NonFiniteError
+from kdtree_nb.errors import DeviceMemoryError, NonFiniteError
 from kdtree_nb.model import load_model
 from kdtree_nb.tree import DraftTree
 
@@ -149,6 +149,85 @@ def test_a_walk_ends_in_every_tree():
         count = num_accepted.item()
         assert 0 <= count <= 3 and path[0, count:].eq(-1).all()
         assert (path[0, :count].diff(prepend=int32([0])) > 0).all()
+
+
+@pytest.mark.parametrize("count", [-1, -(2**31), 5, 2**31 - 1])
+def test_node_counts_outside_the_tree(count):
+    tree = ops.tree_build(torch.zeros(2, 3, 1), torch.tensor([[[6], [7], [8]]] * 2), torch.tensor([5, 5]), 3)
+    tree.num_nodes[0] = count
+    rows = ops.tree_rows_padded(tree, int32([10, 20]))
+    used = 4 + (4 if count > 0 else 0)
+    assert rows.num_rows.item() == used and rows.stream[used:].eq(-1).all() and rows.slot[used - 1] == 23
+    with pytest.raises(ValueError, match="tree_rows: num_nodes: expected 0 … 4, got"):
+        ops.tree_rows(tree, int32([10, 20]))
+    path, num_accepted, token = ops.tree_accept(tree, torch.tensor([[6, 7, 8, 9]] * 2), 3)
+    assert num_accepted.tolist() == [0, 3] and token.tolist() == [-1, 9] and path[0].eq(-1).all()
+
+
+@pytest.mark.parametrize(("count", "used"), [(-3, 0), (0, 0), (2, 2), (10**9, 3)])
+def test_row_counts_outside_the_rows(count, used):
+    x, out_of_use = torch.ones(3, 40), []
+    for out in (ops.rms_norm(x, torch.ones(40), 1e-6, int32([count])), ops.residual_add(x, x, int32([count]))):
+        assert out[:used].isfinite().all()
+        out_of_use.append(out[used:].numel())
+    packed = ops.pack_linear(torch.ones(20, 40))
+    assert ops.linear(x, packed, num_rows=int32([count]))[:used].eq(40).all()
+    assert ops.argmax(x, int32([count]))[:used].eq(0).all() and out_of_use == [40 * (3 - used)] * 2
+
+
+@pytest.fixture
+def little_memory():
+    """little_memory(): from then on torch may take 32 MiB beyond what it holds."""
+
+    def limit() -> None:
+        torch.cuda.empty_cache()
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**25) / total)
+
+    yield limit
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_too_little_memory_for_an_operation(little_memory):
+    logits = torch.randn(1, 2, 1000)
+    want = ops.draft_topk(logits, 5)
+    weight, token = torch.ones(7, 4096), torch.zeros(16384, dtype=torch.int64)
+    little_memory()
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError):
+            ops.embed(weight, token)  # 256 MiB
+    assert all(got.equal(first) for got, first in zip(ops.draft_topk(logits, 5), want, strict=True))
+
+
+def test_too_little_memory_for_a_cache_leaves_the_engine_usable(little_memory):
+    from kdtree_nb import Engine, drafters
+
+    engine = Engine(load_model("tiny2", "cuda"), drafters.NGram(), budget=8)
+    want = engine.generate_ar([5, 7, 9], 12).tokens
+    little_memory()
+    many = [[5, 7, 9]] * 3000
+    with pytest.raises(
+        DeviceMemoryError, match=r"LatentCache: expected .* GiB for 3000 streams .*; cuda:0 has .* free"
+    ):
+        engine.generate_ar(many, 100)
+    assert engine.generate_ar([5, 7, 9], 12).tokens == want
+    assert engine.generate_ddtree([5, 7, 9], 12).tokens == want
+
+
+def test_too_little_memory_for_a_model(little_memory):
+    little_memory()
+    with pytest.raises(
+        DeviceMemoryError, match="load_model: expected memory for the weights, torch.float32; cuda.* Use"
+    ):
+        [load_model("tiny", "cuda") for _ in range(8)]
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    assert load_model("tiny", "cuda").device.type == "cuda"
+
+
+def test_a_launch_that_fails_is_told_and_forgotten():
+    with pytest.raises(RuntimeError, match="rms_norm: CUDA error: invalid"):
+        ops.rms_norm(torch.empty(2**31, 0), torch.empty(0), 1e-6)  # more rows than a grid has blocks, of no elements
+    assert ops.residual_add(torch.ones(2, 3), torch.ones(2, 3)).eq(2).all()
 
 
 def test_tensors_of_two_devices_are_an_error():

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from kdtree_nb import ops
+from kdtree_nb.errors import DeviceMemoryError
 from kdtree_nb.model import LatentCache
+from kdtree_nb.native.memory import memory_for
 
 CPU = torch.device("cpu")
 
@@ -63,3 +65,16 @@ def test_a_slot_beyond_the_end_is_an_error(cache, tiny2):
 def test_a_cache_without_room_is_an_error(tiny2, num_streams, num_slots):
     with pytest.raises(ValueError, match="at least 1 stream and 1 slot"):
         tiny2.new_cache(num_streams, num_slots)
+
+
+@pytest.mark.parametrize("num_slots", [2**44, 2**60])
+def test_too_much_memory_is_told_with_a_remedy(num_slots, tiny2):
+    with pytest.raises(
+        DeviceMemoryError, match=f"LatentCache: expected .* GiB for 2 streams of {num_slots} slots .*; cpu"
+    ):
+        LatentCache(tiny2.config, num_streams=2, num_slots=num_slots, dtype=torch.float32, device=CPU)
+
+
+def test_other_errors_are_left_as_they_are():
+    with pytest.raises(RuntimeError, match="^something else$"), memory_for("load: expected memory", CPU, "Use less."):
+        raise RuntimeError("something else")
