@@ -61,22 +61,36 @@ struct SmallTree {
     return a.at != b.at ? a.at < b.at : is_shorter;
   }
 
-  __device__ bool before(const SmallPrefix& a, const SmallPrefix& b) const {
-    return a.cost != b.cost ? a.cost < b.cost : path_before(a, b);
-  }
-
-  // The slot of the best of all waiting prefixes, of each lane's best; -1 where none can be taken. The whole warp.
-  __device__ __noinline__ int settle(SmallPrefix best, int slot) const {
-    if (!(best.cost < kNeverTaken)) slot = -1;
+  // Whether this lane's `slots` (a bit each) hold the best of the waiting prefixes that cost the least; they all cost as
+  // much as `waiting`. Then that slot's bit, else 0. The whole warp.
+  __device__ __noinline__ uint32_t best_slot(uint32_t slots, SmallPrefix first, SmallPrefix second, int lane) const {
+    const bool takes_second = slots == 2 || (slots == 3 && path_before(second, first));
+    SmallPrefix best = takes_second ? second : first;
+    int best_lane = slots ? lane : kWarp;
     for (int offset = kWarp / 2; offset > 0; offset /= 2) {
       SmallPrefix other;
-      other.cost = __shfl_xor_sync(kAllLanes, best.cost, offset);
       other.at = __shfl_xor_sync(kAllLanes, best.at, offset);
       other.parent = __shfl_xor_sync(kAllLanes, best.parent, offset);
-      const int other_slot = __shfl_xor_sync(kAllLanes, slot, offset);
-      if (other_slot >= 0 && other_slot != slot && (slot < 0 || before(other, best))) best = other, slot = other_slot;
+      const int other_lane = __shfl_xor_sync(kAllLanes, best_lane, offset);
+      if (other_lane < kWarp && other_lane != best_lane && (best_lane == kWarp || path_before(other, best)))
+        best = other, best_lane = other_lane;
     }
-    return slot;
+    return lane != best_lane ? 0 : takes_second ? 2 : 1;
+  }
+
+  // Where no prefix costs less than what would wait: this lane's slots to take, a bit each, which is one of the warp.
+  __device__ __forceinline__ uint32_t take_one(const SmallPrefix (&waiting)[kSmallSlots], int lane) const {
+    const uint32_t high[] = {high_bits(waiting[0].cost), high_bits(waiting[1].cost)};
+    const uint32_t least = __reduce_min_sync(kAllLanes, min(high[0], high[1]));
+    if (least >= kNeverTakenHigh) return 0;
+    const uint32_t low[] = {high[0] == least ? uint32_t(cost_bits(waiting[0].cost)) : kAllLanes,
+                            high[1] == least ? uint32_t(cost_bits(waiting[1].cost)) : kAllLanes};
+    const uint32_t least_low = __reduce_min_sync(kAllLanes, min(low[0], low[1]));
+    const uint32_t slots = uint32_t(high[0] == least && low[0] == least_low) |
+                           uint32_t(high[1] == least && low[1] == least_low) << 1;
+    const uint32_t lanes = __ballot_sync(kAllLanes, slots), twice = __ballot_sync(kAllLanes, slots == 3);
+    if ((lanes & (lanes - 1)) == 0 && twice == 0) return slots;
+    return best_slot(slots, waiting[0], waiting[1], lane);
   }
 
   // Takes at least `budget` prefixes, or all there are. One warp; the steps are loaded.
@@ -110,11 +124,10 @@ struct SmallTree {
 #pragma unroll
       for (int j = 0; j < kSmallSlots; ++j) lanes[j] = __ballot_sync(kAllLanes, high_bits(waiting[j].cost) < bound);
       if ((lanes[0] | lanes[1]) == 0) {
-        const int better = waiting[1].cost < kNeverTaken && before(waiting[1], waiting[0]);
-        const int slot = settle(better ? waiting[1] : waiting[0], lane + better * kWarp);
-        if (slot < 0) break;
+        const uint32_t slots = take_one(waiting, lane);
 #pragma unroll
-        for (int j = 0; j < kSmallSlots; ++j) lanes[j] = slot / kWarp == j ? 1u << slot % kWarp : 0;
+        for (int j = 0; j < kSmallSlots; ++j) lanes[j] = __ballot_sync(kAllLanes, slots >> j & 1);
+        if ((lanes[0] | lanes[1]) == 0) break;
       }
       const int begin = count;
 #pragma unroll
@@ -148,9 +161,14 @@ struct SmallTree {
     constexpr int kSharers = kBuildThreads / (kMaxTaken + 1);  // threads of one prefix
     const int i = 1 + threadIdx.x / kSharers;
     const SmallPrefix mine = taken[min(i, num_taken)];
-    int num_before = 0;
-    for (int other = 1 + threadIdx.x % kSharers; i <= num_taken && other <= num_taken; other += kSharers)
-      num_before += other != i && before(taken[other], mine);
+    int num_before = 0, num_equal = 0;
+#pragma unroll 4
+    for (int other = 1 + threadIdx.x % kSharers; other <= num_taken; other += kSharers) {
+      num_before += taken[other].cost < mine.cost;
+      num_equal += taken[other].cost == mine.cost && other != i;
+    }
+    for (int other = 1 + threadIdx.x % kSharers; num_equal > 0 && other <= num_taken; other += kSharers)
+      if (taken[other].cost == mine.cost && other != i) num_before += path_before(taken[other], mine);
 #pragma unroll
     for (int offset = kSharers / 2; offset > 0; offset /= 2) num_before += __shfl_xor_sync(kAllLanes, num_before, offset);
     const bool is_first = threadIdx.x % kSharers == 0;
