@@ -13,10 +13,6 @@ class KernelUnavailableError(KdtreeError):
     """An operation has no kernel for the device asked for, or the sources changed under a running process."""
 
 
-class DeviceMemoryError(KdtreeError):
-    """A model's weights or a cache need more memory than their device has free. Names both, and the remedy."""
-
-
 class KdtrError(KdtreeError):
     """A KDTR file is damaged, hostile, too new or lacks a tensor. Names the file, the tensor and the expectation."""
 
@@ -26,7 +22,7 @@ class CheckpointError(KdtreeError):
 
 
 class DeviceMemoryError(KdtreeError):
-    """The memory of a GPU does not hold what was asked for. Names the sizes and what to make smaller."""
+    """The memory of a device does not hold what was asked for. Names the sizes and what to make smaller."""
 
 
 class NonFiniteError(KdtreeError):

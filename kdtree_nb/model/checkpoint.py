@@ -16,7 +16,7 @@ from kdtree_nb.model.mla import Attention, rope_table
 from kdtree_nb.model.moe import DenseFeedForward, MoeFeedForward
 from kdtree_nb.model.transformer import Layer, Model
 from kdtree_nb.native import ops, require
-from kdtree_nb.native.memory import memory_for
+from kdtree_nb.native.devices import memory_for
 from kdtree_nb.tiny2 import tiny2_config, tiny2_weights
 
 DATA_DIR = Path(__file__).resolve().parents[2] / "data"

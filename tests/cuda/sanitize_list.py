@@ -103,6 +103,15 @@ def argmax() -> dict[str, Any]:
     return {"logits": real(3, 1003, dtype=F32), "token": Out((3,), LONG), "num_rows": 3, "vocab_size": 1003}
 
 
+def sample() -> dict[str, Any]:
+    """A stream of argmax, one of all tokens, one of top-k and top-p."""
+    return {"logits": real(4, 1003, dtype=F32), "stream": np.array([0, 1, 2, 2], INT),
+            "position": np.array([3, 0, 9, 10], INT), "temperature": np.array([0, 1, 0.7], FLOAT),
+            "top_k": np.array([0, 0, 33], INT), "top_p": np.array([1, 1, 0.9], FLOAT),
+            "seed": np.array([1, 2, 3], LONG), "token": Out((4,), LONG), "num_rows": 4, "vocab_size": 1003,
+            "num_streams": 3}  # fmt: skip
+
+
 # --- linear and experts --------------------------------------------------------------------------------------------
 
 
@@ -244,7 +253,7 @@ def step_commit() -> dict[str, Any]:
 CASES: dict[str, Forms] = {
     **{f.__name__: of_dtypes(f.__name__, f) for f in (embed, rms_norm, rope, swiglu, residual_add, pack_linear)},
     **{f.__name__: of_dtypes(f.__name__, f) for f in (moe_experts, cache_append, cache_compact, draft_topk)},
-    **{f.__name__: of_one(f.__name__, f) for f in (argmax, moe_route)},
+    **{f.__name__: of_one(f.__name__, f) for f in (argmax, sample, moe_route)},
     **{f.__name__: of_one(f.__name__, f, "integers") for f in (tree_rows, tree_accept, step_commit)},
     "linear:F32": linear_shapes(F32),
     "linear:BF16": linear_shapes(BF16),

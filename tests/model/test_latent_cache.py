@@ -6,7 +6,7 @@ import torch
 from kdtree_nb import ops
 from kdtree_nb.errors import DeviceMemoryError
 from kdtree_nb.model import LatentCache
-from kdtree_nb.native.memory import memory_for
+from kdtree_nb.native.devices import memory_for
 
 CPU = torch.device("cpu")
 
