@@ -30,6 +30,9 @@ HERE = Path(__file__).resolve().parent
 TOOLS = ("memcheck", "synccheck", "racecheck", "initcheck")
 CHECKS = {"small ops": ["run_small_ops.py", "check"], "linear and experts": ["run_linear.py"],
           "attention": ["run_attn.py", "check"]}  # fmt: skip
+OPTIONS = {"racecheck": ("--racecheck-indirect-barrier-dependency", "yes")}
+"""A consumer warp of linear meets (__syncwarp), then one lane arrives at the mbarrier that its producer waits for. That
+orders what all its lanes read; without this option racecheck counts what the arriving lane read alone."""
 ALL_OPS = "all operations of op_args.h"
 SUMMARY = re.compile(
     r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warning"
@@ -109,16 +112,7 @@ def run_one(
 ) -> tuple[Result, str]:
     """One process under a tool; its result and output."""
     folder, limit_s = options.folder, options.limit_s
-    settings = [
-        "--tool",
-        tool,
-        "--error-exitcode",
-        "9",
-        "--print-limit",
-        "20",
-        "--target-processes",
-        "application-only",
-    ]
+    settings = ["--tool", tool, "--error-exitcode", "9", "--print-limit", "20", *OPTIONS.get(tool, ())]
     out = folder / re.sub(r"\W+", "_", f"{tool}_{kernel}")
     out.mkdir(exist_ok=True)
     variables = os.environ | {"QUICK": "1", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OUT": str(out), "LIMIT_S": "60",
@@ -171,6 +165,23 @@ def commit() -> str:
     return subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
 
+def to_record(
+    results: list[Result], device: dict[str, str], tools: dict[str, str], source: str, arguments: list[str]
+) -> dict[str, object]:
+    """As benchmarks are recorded: `sanitizer/<tool>` with the seconds of a process as its one sample; in params what was
+    looked at and found."""
+    entries = [
+        {"name": f"sanitizer/{r.tool}", "unit": "s", "samples": [r.seconds],
+         "params": {"kernel": r.kernel, "errors": r.errors, "warnings": r.warnings, "forms": r.forms}} for r in results
+    ]  # fmt: skip
+    return {
+        "device": device["device"], "device_kind": "cuda",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "commit": source,
+        "versions": {**tools, **{name: value for name, value in device.items() if name != "device"}},
+        "command": " ".join(["python", "tests/cuda/sanitize.py", *arguments]), "results": entries,
+    }  # fmt: skip
+
+
 def report(results: list[Result]) -> None:
     """A line for each kernel and tool that is not clean, and the totals."""
     for result in results:
@@ -206,7 +217,6 @@ def main() -> int:
             f"sanitize: expected a case for {ALL_OPS}, got none for {sorted(missing)}: see sanitize_list.py"
         )
     options.folder.mkdir(parents=True, exist_ok=True)
-    begin = time.perf_counter()
     library = (
         options.library.resolve() if options.library else build(options.folder / "build", find_arch(), options.jobs)
     )
@@ -218,11 +228,7 @@ def main() -> int:
     (options.folder / "sanitizer.log").write_text(
         "\n".join(f"##### {result.tool} {result.kernel}\n{text}" for result, text in done)
     )
-    record = {
-        **describe_device(library), "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "commit": commit(),
-        "versions": versions(), "command": " ".join(["python", "tests/cuda/sanitize.py", *sys.argv[1:]]),
-        "seconds": round(time.perf_counter() - begin, 1), "results": [dataclasses.asdict(result) for result in results],
-    }  # fmt: skip
+    record = to_record(results, describe_device(library), versions(), commit(), sys.argv[1:])
     (options.folder / "sanitizer.json").write_text(json.dumps(record, indent=1) + "\n")
     report(results)
     return not all(result.is_clean for result in results)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+
+from kdtree_nb.viz.records import load_record
 
 sys.path.insert(0, str(Path(__file__).parent))
 import sanitize
@@ -67,3 +70,21 @@ def test_racecheck_and_initcheck_leave_out_the_long_checks(tmp_path):
     jobs = sanitize.processes(tmp_path / "kernels.so", list(sanitize.TOOLS))
     assert {tool for kernel, tool, _ in jobs if kernel.startswith("checks")} == {"memcheck", "synccheck"}
     assert {(kernel, tool) for kernel, tool, _ in jobs} >= {(name, tool) for name in CASES for tool in sanitize.TOOLS}
+
+
+def test_the_record_is_one_of_a_benchmark(tmp_path):
+    results = [
+        sanitize.read_result("rope", "memcheck", CLEAN, 0, 1.5),
+        sanitize.Result("embed", "racecheck", 2, 1, "x", 2.0),
+    ]
+    device = {"device": "a GPU", "cuda_driver": "13.0"}
+    made = sanitize.to_record(results, device, {"nvcc": "13.0"}, "abc", ["OUT", "memcheck"])
+    (tmp_path / "record.json").write_text(json.dumps(made))
+    record = load_record(tmp_path / "record.json")
+    assert (record.device, record.device_kind, record.commit) == ("a GPU", "cuda", "abc")
+    assert record.versions == {"nvcc": "13.0", "cuda_driver": "13.0"} and record.command.endswith(
+        "sanitize.py OUT memcheck"
+    )
+    found = record.find("sanitizer/racecheck", kernel="embed")
+    assert found.samples == (2.0,) and found.params["errors"] == 2 and found.params["warnings"] == 1
+    assert record.find("sanitizer/memcheck", kernel="rope").params["forms"] == "2 forms: rope F32, rope BF16"
