@@ -168,7 +168,7 @@ def commit() -> str:
 def to_record(
     results: list[Result], device: dict[str, str], tools: dict[str, str], source: str, arguments: list[str]
 ) -> dict[str, object]:
-    """As benchmarks are recorded: `sanitizer/<tool>` with the seconds of a process as its one sample; in params what was
+    """As benchmarks are recorded: `sanitizer/<tool>` with the seconds of a process as its sample; in params what was
     looked at and found."""
     entries = [
         {"name": f"sanitizer/{r.tool}", "unit": "s", "samples": [r.seconds],

@@ -177,12 +177,12 @@ def test_row_counts_outside_the_rows(count, used):
 
 @pytest.fixture
 def little_memory():
-    """little_memory(): from then on torch may take 32 MiB beyond what it holds."""
+    """little_memory(mib): from then on torch may take so much beyond what it holds."""
 
-    def limit() -> None:
+    def limit(mib: int = 32) -> None:
         torch.cuda.empty_cache()
         total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**25) / total)
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + mib * 2**20) / total)
 
     yield limit
     torch.cuda.set_per_process_memory_fraction(1.0)
@@ -204,10 +204,10 @@ def test_too_little_memory_for_a_cache_leaves_the_engine_usable(little_memory):
 
     engine = Engine(load_model("tiny2", "cuda"), drafters.NGram(), budget=8)
     want = engine.generate_ar([5, 7, 9], 12).tokens
-    little_memory()
-    many = [[5, 7, 9]] * 3000
+    little_memory(256)
+    many = [[5, 7, 9]] * 6000
     with pytest.raises(
-        DeviceMemoryError, match=r"LatentCache: expected .* GiB for 3000 streams .*; cuda:0 has .* free"
+        DeviceMemoryError, match=r"LatentCache: expected .* GiB for 6000 streams .*; cuda:0 has .* free"
     ):
         engine.generate_ar(many, 100)
     assert engine.generate_ar([5, 7, 9], 12).tokens == want
