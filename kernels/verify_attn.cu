@@ -122,7 +122,7 @@ static_assert(LargeShape::kSharedBytes <= 227 * 1024 && SmallShape::kSharedBytes
 #define KDTREE_ATTN_MAX_BLOCKS (1 << 30)
 #define KDTREE_ATTN_MAX_SHARED_BYTES (1 << 30)
 #endif
-constexpr AttnCosts kSimtCosts{{0.3f, 0.3f, 0.3f}, {1, 1, 1}, {3, 3, 3}, kSimtLog2Queries, kSimtLog2Queries};
+constexpr AttnCosts kSimtCosts{{0.05f, 0.05f, 0.05f}, {2, 2, 2}, {3, 3, 3}, kSimtLog2Queries, kSimtLog2Queries};
 
 struct Device {
   int num_multiprocessors = 0, max_shared_bytes = 0;

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 import torch
@@ -12,6 +13,18 @@ import torch
 Result = TypeVar("Result")
 
 _capturing = threading.Lock()
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A graph that the collector happened to free here would be an illegal call in the middle of the capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class CudaGraph(Generic[Result]):
@@ -28,7 +41,7 @@ class CudaGraph(Generic[Result]):
         self._graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
-        with _capturing, torch.cuda.stream(stream):
+        with _capturing, _no_garbage_collection(), torch.cuda.stream(stream):
             self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 self.result = function()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -42,7 +43,7 @@ class StepRunner:
         """Run once, which loads every kernel, and capture. The caller sees to it that no stream is active."""
         self._step(self.ring)
         self.ring.step.zero_()
-        self._graph = CudaGraph(lambda: self._step(self.ring), device, pool)
+        self._graph = CudaGraph(functools.partial(self._step, self.ring), device, pool)
         self.result = self._graph.result
         self._records = torch.empty(self.ring.records.shape, dtype=torch.int64, pin_memory=True)
         self._events = [torch.cuda.Event() for _ in range(RING_SIZE)]
