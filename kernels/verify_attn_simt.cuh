@@ -1,8 +1,8 @@
 // verify_attn without tensor cores: FP32, and BF16 at dimensions that have no MmaShape. Four warps share the leaf of four
 // queries, whose tiles of 32 keys they take in turn; the other four warps have four more queries.
 //
-// Order of additions: a score is summed by fma over the elements of the key, in order. A warp takes the tiles t, t + 4, …
-// of the leaf, with a maximum that only grows: sum = sum * alpha + warp_sum(p), and the accumulators go in key order by
+// Order of additions: a score is summed by fma over the elements of the key, in order. A warp takes tiles t, t + 4, … of
+// the leaf, with a maximum that only grows: sum = sum * alpha + warp_sum(p), and the accumulators go in key order by
 // fma. The four warps' results are added by fma in order of t. All of it is a function of the query alone.
 #pragma once
 #include <type_traits>
@@ -176,7 +176,7 @@ struct SimtWorker {
 };
 
 template <class Float, int E>
-__global__ void __launch_bounds__(kSimtThreads)
+__global__ void __launch_bounds__(kSimtThreads, 1)
     attn_simt_kernel(const __grid_constant__ AttnLaunch launch, const __grid_constant__ AttnCosts costs) {
   __shared__ AttnPlan plan;
   __shared__ SimtShared<E> shared;
