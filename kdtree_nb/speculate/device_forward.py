@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +30,18 @@ from kdtree_nb.tree import DraftTree
 
 MAX_RUNNERS = 16
 """Kinds of steps that are kept at a time. Each holds the memory of its logits."""
+
+
+@contextlib.contextmanager
+def memory_errors(what: str, device: torch.device) -> Iterator[None]:
+    """Turn torch's OutOfMemoryError into a DeviceMemoryError that says what did not fit, and the remedy."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise DeviceMemoryError(
+            f"generate: {what} does not fit into the memory of {device} beside what is there: use fewer streams, a "
+            f"smaller budget or a smaller max_seq_len. {error}"
+        ) from error
 
 
 class Plan(NamedTuple):
@@ -60,13 +73,14 @@ class DeviceForward:
         self.choose = Chooser(S, self.device)
         self._addresses = addresses(model)
         self._storages = [t.untyped_storage() for t in model.tensors()]  # captured steps read them: they must stay
-        self._pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         self._runners: dict[Hashable, StepRunner] = {}
 
     @classmethod
     def allocate(cls, model: Model, num_streams: int, num_slots: int) -> DeviceForward:
         """One with a cache of its own of at least num_slots slots, rounded up so that later texts may use it."""
-        return cls(model, model.new_cache(num_streams, -(-num_slots // SLOT_UNIT) * SLOT_UNIT))
+        num_slots = -(-num_slots // SLOT_UNIT) * SLOT_UNIT
+        with memory_errors(f"a cache of {num_streams} streams of {num_slots} tokens", model.device):
+            return cls(model, model.new_cache(num_streams, num_slots))
 
     def fits(self, model: Model, num_streams: int, num_slots: int) -> bool:
         """Whether the next batch can use it: it is large enough, and the model's weights are those captured."""
@@ -102,11 +116,13 @@ class DeviceForward:
 
     def prefill(self, tree: DraftTree) -> None:
         """Append the rows of trees without branches, which lie on the host, to the cache and to the prefix."""
-        buffer = TreeBuffer(tree.num_streams, tree.token.shape[1], self.device)
-        buffer.put(tree)
-        rows = ops.tree_rows_padded(buffer.tree, self.prefix_len)
-        self.model.forward(rows, buffer.tree, self.cache, self.prefix_len, need_logits=False)
-        self.prefix_len.add_(buffer.tree.num_nodes)
+        S, num_slots = tree.token.shape
+        with memory_errors(f"the prefill of {S} streams by {num_slots} tokens at a time", self.device):
+            buffer = TreeBuffer(S, num_slots, self.device)
+            buffer.put(tree)
+            rows = ops.tree_rows_padded(buffer.tree, self.prefix_len)
+            self.model.forward(rows, buffer.tree, self.cache, self.prefix_len, need_logits=False)
+            self.prefix_len.add_(buffer.tree.num_nodes)
 
     def root_runner(self) -> StepRunner:
         """Steps of AR decoding: a root for each active stream."""
@@ -151,15 +167,24 @@ class DeviceForward:
         return self._runners[key]
 
     def _new_runner(self, plan: Plan) -> StepRunner:
+        """A new runner; where memory is short, once more with what the allocator had kept for later."""
         S = self.cache.num_streams
+        with memory_errors(f"a step of {S} streams of up to {plan.num_slots} rows", self.device):
+            try:
+                return self._capture(plan)
+            except torch.OutOfMemoryError:
+                torch.cuda.empty_cache()
+            return self._capture(plan)
+
+    def _capture(self, plan: Plan) -> StepRunner:
         step = functools.partial(
             take_step, self.model, self.cache, self.state, self.is_stop, self.choose, plan.make_tree, plan.max_depth
         )
-        try:
-            return StepRunner(step, S, plan.max_depth, self.device, self._pool, plan.buffer)
-        except torch.OutOfMemoryError as error:
-            raise DeviceMemoryError(
-                f"generate: a step of {S} streams of up to {plan.num_slots} rows does not fit into the memory of "
-                f"{self.device} beside what is there: use a smaller budget, fewer streams or a smaller max_seq_len. "
-                f"{error}"
-            ) from error
+        S = self.cache.num_streams
+        return StepRunner(step, S, plan.max_depth, self.device, self._shared_pool(), plan.buffer)
+
+    def _shared_pool(self) -> tuple[int, int] | None:
+        """The memory pool of the runners that are there; a pool is gone with the last graph that used it."""
+        if self.device.type != "cuda":
+            return None
+        return next((r.pool for r in self._runners.values()), None) or torch.cuda.graph_pool_handle()

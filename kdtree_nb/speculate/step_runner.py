@@ -28,7 +28,7 @@ class StepRunner:
         self, step: Callable[[ops.StepRing], Step], num_streams: int, max_depth: int, device: torch.device,
         pool: tuple[int, int] | None = None, buffer: object = None,
     ) -> None:  # fmt: skip
-        self.buffer = buffer
+        self.buffer, self.pool = buffer, pool
         shape = (RING_SIZE, len(ops.RECORD_FIELDS) + 1 + max_depth, num_streams)
         self.ring = ops.StepRing(
             torch.zeros(shape, dtype=torch.int64, device=device), torch.zeros(1, dtype=torch.int64, device=device)
