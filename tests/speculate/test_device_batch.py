@@ -365,7 +365,7 @@ class TestGpu:
             got = engine.generate_ddtree(prompts["tiny2"], NUM_TOKENS, **options)
         assert [g.tokens for g in got] == want
         calls = [name for names in profiles for name in names]
-        assert calls.count("cudaGraphLaunch") >= len(profiles) > 3, sorted(set(calls))
+        assert calls.count("cudaGraphLaunch") >= len(profiles) >= 3, sorted(set(calls))
         assert calls.count("cudaEventSynchronize") <= len(profiles)
         assert not {"cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMemcpy"} & set(calls), sorted(set(calls))
 
