@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, suppress
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from kdtree_nb.drafters import DeviceDrafter
-from kdtree_nb.errors import DeviceMemoryError
 from kdtree_nb.model import LatentCache, Model
 from kdtree_nb.native import ops
+from kdtree_nb.native.devices import memory_for
 from kdtree_nb.speculate.device_step import (
     MakeTree,
     TreeBuffer,
@@ -32,16 +32,8 @@ MAX_RUNNERS = 16
 """Kinds of steps that are kept at a time. Each holds the memory of its logits."""
 
 
-@contextlib.contextmanager
-def memory_errors(what: str, device: torch.device) -> Iterator[None]:
-    """Turn torch's OutOfMemoryError into a DeviceMemoryError that says what did not fit, and the remedy."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise DeviceMemoryError(
-            f"generate: {what} does not fit into the memory of {device} beside what is there: use fewer streams, a "
-            f"smaller budget or a smaller max_seq_len. {error}"
-        ) from error
+def _memory_for(what: str, device: torch.device) -> AbstractContextManager[None]:
+    return memory_for(f"generate: expected memory for {what}", device, "Use fewer streams or a smaller budget.")
 
 
 class Plan(NamedTuple):
@@ -79,7 +71,7 @@ class DeviceForward:
     def allocate(cls, model: Model, num_streams: int, num_slots: int) -> DeviceForward:
         """One with a cache of its own of at least num_slots slots, rounded up so that later texts may use it."""
         num_slots = -(-num_slots // SLOT_UNIT) * SLOT_UNIT
-        with memory_errors(f"a cache of {num_streams} streams of {num_slots} tokens", model.device):
+        with _memory_for(f"the texts of {num_streams} streams of {num_slots} tokens", model.device):
             return cls(model, model.new_cache(num_streams, num_slots))
 
     def fits(self, model: Model, num_streams: int, num_slots: int) -> bool:
@@ -117,7 +109,7 @@ class DeviceForward:
     def prefill(self, tree: DraftTree) -> None:
         """Append the rows of trees without branches, which lie on the host, to the cache and to the prefix."""
         S, num_slots = tree.token.shape
-        with memory_errors(f"the prefill of {S} streams by {num_slots} tokens at a time", self.device):
+        with _memory_for(f"the prefill of {S} streams by {num_slots} tokens at a time", self.device):
             buffer = TreeBuffer(S, num_slots, self.device)
             buffer.put(tree)
             rows = ops.tree_rows_padded(buffer.tree, self.prefix_len)
@@ -169,11 +161,10 @@ class DeviceForward:
     def _new_runner(self, plan: Plan) -> StepRunner:
         """A new runner; where memory is short, once more with what the allocator had kept for later."""
         S = self.cache.num_streams
-        with memory_errors(f"a step of {S} streams of up to {plan.num_slots} rows", self.device):
-            try:
+        with _memory_for(f"a step of {S} streams of up to {plan.num_slots} rows", self.device):
+            with suppress(torch.OutOfMemoryError):
                 return self._capture(plan)
-            except torch.OutOfMemoryError:
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()
             return self._capture(plan)
 
     def _capture(self, plan: Plan) -> StepRunner:
