@@ -47,7 +47,13 @@ class CudaToolchain:
     @property
     def flags(self) -> list[str]:
         """nvcc's flags: machine code for each architecture and no PTX, so that a load compiles nothing."""
-        return [*FLAGS, *(f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in self.archs)]
+        targets = [target(arch) for arch in self.archs]
+        return [*FLAGS, *(f"-gencode=arch=compute_{name},code=sm_{name}" for name in targets)]
+
+
+def target(arch: int) -> str:
+    """What nvcc compiles for: an architecture, with an `a` where the kernels use instructions of it alone."""
+    return f"{arch}a" if arch == 90 else str(arch)
 
 
 def find_cuda_toolchain(for_torch: bool = True) -> CudaToolchain:

@@ -78,7 +78,7 @@ def library() -> ctypes.CDLL:
             print(f"{prebuilt} does not load here ({error}); compiling", flush=True)
     major, minor = torch.cuda.get_device_capability()
     out = Path(tempfile.mkdtemp()) / "ops.so"
-    build(out, f"{major}{minor}")
+    build(out, f"{major}{minor}{'a' if major == 9 else ''}")
     return ctypes.CDLL(str(out))
 
 
@@ -116,7 +116,7 @@ def workspace_bytes(op: str, **fields: Any) -> int:
     return function(ctypes.byref(fill(op, fields)))
 
 
-if __name__ == "__main__":  # python tests/cuda/op_lib.py OUT.so 90
+if __name__ == "__main__":  # python tests/cuda/op_lib.py OUT.so 90a
     import sys
 
     build(Path(sys.argv[1]), sys.argv[2])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kdtree_nb.errors import KernelBuildError
-from kdtree_nb.native.cuda_toolchain import FLAGS, find_nvcc
+from kdtree_nb.native.cuda_toolchain import FLAGS, find_nvcc, target
 
 KERNELS = Path(__file__).parents[2] / "kernels"
 SOURCES = sorted(path.name for path in KERNELS.glob("*.cu"))
@@ -44,7 +44,8 @@ def test_there_are_kernels():
 @pytest.mark.parametrize("source", SOURCES)
 def test_compiles_without_spills_within_the_shared_memory(source, arch, nvcc, tmp_path):
     cubin = tmp_path / "kernel.cubin"
-    command = [str(nvcc), *FLAGS, f"-arch=sm_{arch}", "-cubin", "-Xptxas=-v", "-o", str(cubin), str(KERNELS / source)]
+    gencode = f"-gencode=arch=compute_{target(arch)},code=sm_{target(arch)}"
+    command = [str(nvcc), *FLAGS, gencode, "-cubin", "-Xptxas=-v", "-o", str(cubin), str(KERNELS / source)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     report = done.stdout + done.stderr
     assert done.returncode == 0, report

@@ -56,7 +56,7 @@ def test_all_is_there(nvcc, machine):
     found = find_cuda_toolchain()
     assert found.nvcc == nvcc.path and found.home == nvcc.path.parents[1] and found.archs == (90,)
     assert "release 13.0" in found.nvcc_version
-    assert "-gencode=arch=compute_90,code=sm_90" in found.flags and "-fmad=false" in found.flags
+    assert "-gencode=arch=compute_90a,code=sm_90a" in found.flags and "-fmad=false" in found.flags
 
 
 def test_gpus_decide_the_architectures(nvcc, machine, monkeypatch):
