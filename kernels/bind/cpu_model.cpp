@@ -61,7 +61,7 @@ Tensor pack_linear(const Tensor& weight) {
 }
 
 Tensor linear(const Tensor& x, const Tensor& packed, int64_t num_out, const OptionalTensor& residual, bool out_f32,
-              const OptionalTensor& rows_used) {
+              const OptionalTensor& rows_used, bool) {
   const char* op = "linear";
   const Dtype dtype = float_type(op, "x", x);
   expect_dim(op, "x", x, 2, "[T, K]");
@@ -82,7 +82,7 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t num_out, const Opti
   return out;
 }
 
-Tensor linear_heads(const Tensor& x, const Tensor& packed, int64_t num_out, const OptionalTensor& rows_used) {
+Tensor linear_heads(const Tensor& x, const Tensor& packed, int64_t num_out, const OptionalTensor& rows_used, bool) {
   const char* op = "linear_heads";
   const Dtype dtype = float_type(op, "x", x);
   expect_dim(op, "x", x, 3, "[T, G, K]");

@@ -77,7 +77,7 @@ Tensor pack_linear(const Tensor& weight) {
 }
 
 Tensor linear(const Tensor& x, const Tensor& packed, int64_t num_out, const OptionalTensor& residual, bool out_f32,
-              const OptionalTensor& rows_used) {
+              const OptionalTensor& rows_used, bool settled) {
   const char* op = "linear";
   const CudaCall call(op, "x", x);
   const Dtype dtype = float_type(op, "x", x);
@@ -93,12 +93,13 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t num_out, const Opti
   Tensor out = call.empty({num_rows, num_out}, scalar_type(out_dtype));
   call.check(linear_cuda({x.const_data_ptr(), packed.const_data_ptr(), data_or_null(residual), out.mutable_data_ptr(),
                           num_rows, 1, num_out, num_in, x.stride(0), 0, dtype, out_dtype, 0,
-                          call.rows_in_use(rows_used)},
+                          call.rows_in_use(rows_used), settled},
                          call.stream()));
   return out;
 }
 
-Tensor linear_heads(const Tensor& x, const Tensor& packed, int64_t num_out, const OptionalTensor& rows_used) {
+Tensor linear_heads(const Tensor& x, const Tensor& packed, int64_t num_out, const OptionalTensor& rows_used,
+                    bool settled) {
   const char* op = "linear_heads";
   const CudaCall call(op, "x", x);
   const Dtype dtype = float_type(op, "x", x);
@@ -109,7 +110,7 @@ Tensor linear_heads(const Tensor& x, const Tensor& packed, int64_t num_out, cons
   Tensor out = call.empty({num_rows, num_groups, num_out}, x.scalar_type());
   call.check(linear_cuda({x.const_data_ptr(), packed.const_data_ptr(), nullptr, out.mutable_data_ptr(), num_rows,
                           num_groups, num_out, num_in, x.stride(0), x.stride(1), dtype, dtype, 0,
-                          call.rows_in_use(rows_used)},
+                          call.rows_in_use(rows_used), settled},
                          call.stream()));
   return out;
 }

@@ -9,9 +9,9 @@ KDTREE_LIBRARY(KDTREE_NS, m) {
   m.def("embed(Tensor weight, Tensor token, Tensor? num_rows=None) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps, Tensor? num_rows=None) -> Tensor");
   m.def("pack_linear(Tensor weight) -> Tensor");
-  m.def("linear(Tensor x, Tensor packed, int num_out, Tensor? residual, bool out_f32, Tensor? num_rows=None) "
-        "-> Tensor");
-  m.def("linear_heads(Tensor x, Tensor packed, int num_out, Tensor? num_rows=None) -> Tensor");
+  m.def("linear(Tensor x, Tensor packed, int num_out, Tensor? residual, bool out_f32, Tensor? num_rows=None, "
+        "bool settled=False) -> Tensor");
+  m.def("linear_heads(Tensor x, Tensor packed, int num_out, Tensor? num_rows=None, bool settled=False) -> Tensor");
   m.def("rope(Tensor x, Tensor cos_sin, Tensor position, Tensor? num_rows=None) -> Tensor");
   m.def("swiglu(Tensor gate_up, Tensor? num_rows=None) -> Tensor");
   m.def("residual_add(Tensor x, Tensor y, Tensor? num_rows=None) -> Tensor");

@@ -118,6 +118,14 @@ def test_pack_linear_lays_16_outputs_side_by_side(normal):
     assert packed.data[:, 1, :, 3:].eq(0).all()
 
 
+def test_a_gpu_may_read_packed_weights_early(device, normal, assert_same_bits):
+    packed = ops.pack_linear(normal(300, 520))
+    assert packed.settled == (device.type == "cuda")
+    for T in (1, 20, 64):
+        x = normal(T, 520)
+        assert_same_bits(ops.linear(x, packed), ops.linear(x, packed._replace(settled=False)))
+
+
 def test_infinities_and_nan_stay_in_their_row_and_column(normal):
     x, weight = normal(4, 40), normal(20, 40)
     x[1, 3], weight[7, 5] = float("nan"), float("inf")
@@ -130,7 +138,7 @@ def test_infinities_and_nan_stay_in_their_row_and_column(normal):
 def test_opcheck(normal, opcheck):
     packed = ops.pack_linear(normal(20, 40))
     opcheck("linear", normal(3, 40), packed.data, 20, normal(3, 20), False)
-    opcheck("linear", normal(3, 40), packed.data, 20, None, True)
+    opcheck("linear", normal(3, 40), packed.data, 20, None, True, None, packed.settled)
     opcheck("pack_linear", normal(2, 20, 40))
     opcheck("linear_heads", normal(3, 2, 40), ops.pack_linear(normal(2, 20, 40)).data, 20)
 

@@ -36,13 +36,16 @@ def pack_linear_fake(weight: Tensor) -> Tensor:
 
 @native.fake
 def linear_fake(
-    x: Tensor, packed: Tensor, num_out: int, residual: Tensor | None, out_f32: bool, num_rows: Tensor | None = None
-) -> Tensor:
+    x: Tensor, packed: Tensor, num_out: int, residual: Tensor | None, out_f32: bool, num_rows: Tensor | None = None,
+    settled: bool = False,
+) -> Tensor:  # fmt: skip
     return x.new_empty((x.shape[0], num_out), dtype=torch.float32 if out_f32 else x.dtype)
 
 
 @native.fake
-def linear_heads_fake(x: Tensor, packed: Tensor, num_out: int, num_rows: Tensor | None = None) -> Tensor:
+def linear_heads_fake(
+    x: Tensor, packed: Tensor, num_out: int, num_rows: Tensor | None = None, settled: bool = False
+) -> Tensor:
     return x.new_empty((x.shape[0], x.shape[1], num_out))
 
 

@@ -30,13 +30,16 @@ _SCORINGS = {"softmax": 0, "sigmoid": 1}
 class PackedLinear(NamedTuple):
     """Weights of one matrix per group, packed by `pack_linear`. The layout belongs to the device; zeros past N and K.
 
-    data: float, on a CPU [G, ceil(N/16), K, 16], on a GPU [G, ceil(N/16), ceil(K/32), 512]
+    data:    float, on a CPU [G, ceil(N/16), K, 16], on a GPU [G, ceil(N/16), ceil(K/32), 512]; never written to again
+    settled: a GPU had written `data` before anyone could use it. Products then read it while the kernel before them
+             still runs.
     """
 
     data: Tensor
     num_out: int
     num_in: int
     num_groups: int
+    settled: bool = False
 
 
 class PackedExperts(NamedTuple):
@@ -66,12 +69,20 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, num_rows: Tensor | None = No
 
 
 def pack_linear(weight: Tensor) -> PackedLinear:
-    """Pack weights once at load: float [N, K], or [G, N, K] for `linear_heads`."""
+    """Pack weights once at load: float [N, K], or [G, N, K] for `linear_heads`. Waits for the GPU."""
     if weight.dim() == 2:
         weight = weight.unsqueeze(0)
     data = native.pack_linear(weight)
     num_groups, num_out, num_in = weight.shape
-    return PackedLinear(data, num_out, num_in, num_groups)
+    return PackedLinear(data, num_out, num_in, num_groups, _settle(data))
+
+
+def _settle(data: Tensor) -> bool:
+    """Wait until a GPU has written `data`; False where nobody can wait, while a graph is captured."""
+    if not data.is_cuda or torch.cuda.is_current_stream_capturing():
+        return False
+    torch.cuda.current_stream(data.device).synchronize()
+    return True
 
 
 def linear(
@@ -88,14 +99,14 @@ def linear(
     """
     if x.is_cuda:
         _expect_inputs("linear", x, packed)
-    return native.linear(x, packed.data, packed.num_out, residual, out_f32, num_rows)
+    return native.linear(x, packed.data, packed.num_out, residual, out_f32, num_rows, packed.settled)
 
 
 def linear_heads(x: Tensor, packed: PackedLinear, num_rows: Tensor | None = None) -> Tensor:
     """One matrix per head: x float [T, G, K] (rows and heads may be strided) -> float [T, G, N]."""
     if x.is_cuda:
         _expect_inputs("linear_heads", x, packed)
-    return native.linear_heads(x, packed.data, packed.num_out, num_rows)
+    return native.linear_heads(x, packed.data, packed.num_out, num_rows, packed.settled)
 
 
 def _expect_inputs(name: str, x: Tensor, packed: PackedLinear) -> None:
