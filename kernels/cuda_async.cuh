@@ -10,11 +10,21 @@ __device__ __forceinline__ uint4 load_shared(uint32_t from) {
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from));
   return v;
 }
+__device__ __forceinline__ void as_floats(uint4 u, float (&v)[4]) {
+  v[0] = __uint_as_float(u.x), v[1] = __uint_as_float(u.y), v[2] = __uint_as_float(u.z), v[3] = __uint_as_float(u.w);
+}
 __device__ __forceinline__ void store_shared(uint32_t to, uint4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 __device__ __forceinline__ void store_shared(uint32_t to, const float (&v)[4]) {
   asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
+}
+// Four 8 x 8 matrices of 16-bit values; lane l points at row l % 8 of matrix l / 8 and gets two values of each.
+__device__ __forceinline__ uint4 load_matrices(uint32_t from) {
+  uint4 v;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from));
+  return v;
 }
 __device__ __forceinline__ void mma_bf16(float (&c)[4], uint4 a, uint32_t b0, uint32_t b1) {
   asm(
@@ -54,6 +64,18 @@ __device__ __forceinline__ void bulk_copy(uint32_t to, const void* from, int num
 __device__ __forceinline__ void cluster_meet() {
   __syncwarp();
   asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// The same in two steps: what a thread wrote before it arrives is seen by those that have waited.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// Barrier kId of the block, for num_threads threads: those that arrive go on, those that meet wait for all.
+template <int kId>
+__device__ __forceinline__ void block_arrive(int num_threads) {
+  asm volatile("bar.arrive %0, %1;" ::"n"(kId), "r"(num_threads) : "memory");
+}
+template <int kId>
+__device__ __forceinline__ void block_meet(int num_threads) {
+  asm volatile("bar.sync %0, %1;" ::"n"(kId), "r"(num_threads) : "memory");
 }
 __device__ __forceinline__ uint32_t address_in_block(uint32_t address, int rank) {  // of another block of the cluster
   uint32_t there;

@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -30,7 +31,7 @@ int with_dtype(Dtype dtype, F&& f) {
 
 struct LaunchShape {
   dim3 grid, block;
-  size_t shared_bytes = 0;
+  size_t shared_bytes = 0, shared_limit = 0;  // shared_limit: the most that this kernel is ever launched with, if it varies
   int cluster = 1;
   bool early = false;  // may start before the previous kernel ends: the kernel must call wait_for_previous_kernel()
 };
@@ -57,7 +58,8 @@ inline int raise_shared_limit(const void* kernel, size_t shared_bytes) {
 template <class... Params, class... Args>
 int launch(void (*kernel)(Params...), const LaunchShape& shape, void* stream, Args... args) {
   if (shape.shared_bytes > 48 * 1024)
-    if (int status = raise_shared_limit(reinterpret_cast<const void*>(kernel), shape.shared_bytes)) return status;
+    if (int status = raise_shared_limit(reinterpret_cast<const void*>(kernel), std::max(shape.shared_bytes, shape.shared_limit)))
+      return status;
   cudaLaunchConfig_t config = {};
   config.gridDim = shape.grid;
   config.blockDim = shape.block;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "linear_tile.cuh"
+#include "linear_wide.cuh"
 
 namespace kdtree {
 namespace {
@@ -18,14 +19,14 @@ __global__ void pack_linear_kernel(const T* weight, T* packed, int64_t num_vecto
   constexpr int kWidth = 16 / sizeof(T), kVectors = kUnit * kOutTile / kWidth;  // of one 16 x 32 block
   const int64_t num_tiles = (num_out + kOutTile - 1) / kOutTile, num_units = (num_in + kUnit - 1) / kUnit;
   for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < num_vectors; i += gridDim.x * int64_t(blockDim.x)) {
-    const int v = i % kVectors, lane = v % kWarp;
+    const int v = i % kVectors;
     const int64_t block = i / kVectors, unit = block % num_units, tile = block / num_units % num_tiles;
     const T* w = weight + block / num_units / num_tiles * num_out * num_in;
     union { T value[kWidth]; uint4 bits; } result;
 #pragma unroll
     for (int e = 0; e < kWidth; ++e) {
-      const int out = sizeof(T) == 4 ? v % 4 * 4 + e : lane / 4 + e / 2 % 2 * 8;
-      const int in = sizeof(T) == 4 ? v / 4 : lane % 4 * 8 + v / kWarp * 4 + e / 4 * 2 + e % 2;
+      const int out = sizeof(T) == 4 ? v % 4 * 4 + e : v / 32 * 8 + v % 8;
+      const int in = sizeof(T) == 4 ? v / 4 : v / 8 % 4 * 8 + e;
       const int64_t n = tile * kOutTile + out, k = unit * kUnit + in;
       result.value[e] = n < num_out && k < num_in ? w[n * num_in + k] : from_float<T>(0.f);
     }
@@ -38,15 +39,20 @@ __global__ void pack_linear_kernel(const T* weight, T* packed, int64_t num_vecto
 template <class T, int... Numbers>
 constexpr LinearShape describe(const char* name) {
   using S = TileShape<T, Numbers...>;
-  return {name, S::kBlockRows, S::kBlockOut, S::kCluster, launch_tile<S>};
+  return {name, S::kBlockRows, S::kBlockOut, S::kCluster, false, launch_tile<S>};
+}
+template <int... Numbers>
+constexpr LinearShape describe_wide(const char* name) {
+  using S = WideShape<Numbers...>;
+  return {name, S::kBlockRows, S::kBlockOut, S::kSplit, true, launch_wide<S>};
 }
 #define KDTREE_SHAPE(T, ...) describe<T, __VA_ARGS__>(#__VA_ARGS__)
+#define KDTREE_WIDE(...) describe_wide<__VA_ARGS__>("wide, " #__VA_ARGS__)
 
 // Warps over segments, outputs, rows; 16-output and 8-row tiles of a warp; units of a stage; segments in sequence; cluster;
-// blocks of a multiprocessor. The number in a name is the rows of a block. The fastest of 46 tried on an H200, six weight
-// shapes, 1 to 64 rows: within 5 % of the best of all in most cells.
+// blocks of a multiprocessor. The number in a name is the rows of a block. The fastest of 46 tried on an H200.
 enum Bf16Shape : int {
-  k8, k8Wide, k8Short, k16, k16Wide, k16Pair, k16Short, k32, k32Quad, k64, k64Quad, k64Octo, k128, kNumBf16Shapes
+  k8, k8Wide, k8Short, k16, k16Wide, k16Short, k32, k64, k128, kFirstWide, kNumBf16Shapes = kFirstWide + 11
 };
 constexpr LinearShape kBf16Shapes[kNumBf16Shapes] = {
     KDTREE_SHAPE(Bf16, 8, 1, 1, 1, 1, 2, 1, 1, 2),  // k8: 16 outputs, a warp a segment
@@ -54,14 +60,16 @@ constexpr LinearShape kBf16Shapes[kNumBf16Shapes] = {
     KDTREE_SHAPE(Bf16, 1, 9, 1, 1, 1, 2, 8, 1, 1),  // k8Short: K of a few units
     KDTREE_SHAPE(Bf16, 8, 1, 1, 1, 2, 1, 1, 1, 2),  // k16
     KDTREE_SHAPE(Bf16, 8, 1, 1, 2, 2, 1, 1, 1, 2),  // k16Wide
-    KDTREE_SHAPE(Bf16, 4, 2, 1, 1, 2, 2, 1, 2, 2),  // k16Pair: two blocks share 32 outputs
     KDTREE_SHAPE(Bf16, 8, 1, 1, 4, 2, 1, 1, 1, 2),  // k16Short
     KDTREE_SHAPE(Bf16, 8, 1, 1, 2, 4, 1, 1, 1, 2),  // k32
-    KDTREE_SHAPE(Bf16, 2, 4, 1, 1, 4, 2, 1, 4, 2),  // k32Quad: four blocks share 64 outputs
     KDTREE_SHAPE(Bf16, 1, 4, 2, 2, 4, 2, 8, 1, 2),  // k64: 128 outputs, all segments in sequence
-    KDTREE_SHAPE(Bf16, 1, 4, 2, 2, 4, 2, 2, 4, 2),  // k64Quad
-    KDTREE_SHAPE(Bf16, 1, 2, 2, 4, 4, 2, 1, 8, 1),  // k64Octo: eight blocks, 64 x 32 a warp
     KDTREE_SHAPE(Bf16, 1, 2, 4, 4, 4, 2, 8, 1, 1),  // k128: prefill
+    // Hopper's; of two that are expected to be as fast the first is taken. Rows of a block; warpgroups over outputs; their
+    // outputs; blocks that share a tile; blocks of a multiprocessor; KB of shared memory.
+    KDTREE_WIDE(32, 1, 64, 1, 1, 227), KDTREE_WIDE(32, 1, 80, 4, 1, 227),
+    KDTREE_WIDE(64, 1, 64, 1, 1, 227), KDTREE_WIDE(64, 2, 128, 1, 1, 227), KDTREE_WIDE(64, 2, 72, 1, 1, 227),
+    KDTREE_WIDE(64, 2, 56, 2, 1, 227), KDTREE_WIDE(64, 1, 80, 4, 1, 227), KDTREE_WIDE(64, 2, 64, 8, 1, 227),
+    KDTREE_WIDE(128, 1, 128, 1, 1, 227), KDTREE_WIDE(128, 1, 128, 2, 1, 227), KDTREE_WIDE(128, 1, 80, 4, 1, 227),
 };
 enum F32Shape : int { kF8, kF16, kF32Alone, kF32Pair, kF64, kNumF32Shapes };
 constexpr LinearShape kF32Shapes[kNumF32Shapes] = {
@@ -74,19 +82,44 @@ int64_t num_blocks(const LinearArgs& a, const LinearShape& shape) {
   return ceil_div(a.num_out, shape.num_out) * shape.cluster * a.num_groups * ceil_div(a.num_rows, shape.num_rows);
 }
 
-// Measured, not derived: see the enumeration. Clusters pay where N is too small to fill the chip and K is long.
+// About how long a tile shape of Hopper takes. On an H200 a multiprocessor takes in 69 KB of weights and rows a microsecond,
+// 35 KB of weights that nobody has read before; all of them together 4.15 MB; to begin and to end takes 2.2 us, 3.5 us where
+// blocks share a tile, and 8 us more for each further wave of those. So predicted, the shape with the least was the fastest of
+// those tried, or within 2 % of it, for all of 6 weight shapes x (16, 32, 64, 512, 2048) rows; at 128 rows within 10 %.
+double wide_us(const LinearShape& shape, const LinearArgs& a, const LinearDevice& device) {
+  const int num_places = shape.cluster <= 2 ? device.num_multiprocessors : device.num_multiprocessors * 10 / 11;
+  const double waves = static_cast<double>(ceil_div(num_blocks(a, shape), num_places));
+  const double rows = static_cast<double>(std::min<int64_t>(shape.num_rows, ceil_div(a.num_rows, 8) * 8));
+  const double bytes_per_output = 2.0 * a.num_in / shape.cluster, weight_bytes = waves * shape.num_out * bytes_per_output;
+  const double all_us = 2.0 * a.num_in * a.num_out * a.num_groups / 4.15e6;
+  const double weight_us = a.num_rows <= shape.num_rows ? weight_bytes / 35e3 : 0;
+  const double block_us = (weight_bytes + waves * rows * bytes_per_output) / 69e3;
+  return (shape.cluster == 1 ? 2.2 * waves : 3.5 + 8 * (waves - 1)) + std::max({all_us, weight_us, block_us});
+}
+
+int choose_wide(const LinearArgs& a, const LinearDevice& device) {
+  int best = kFirstWide;
+  double best_us = wide_us(kBf16Shapes[best], a, device);
+  for (int i = kFirstWide + 1; i < kNumBf16Shapes; ++i) {
+    const double us = wide_us(kBf16Shapes[i], a, device);
+    if (us < best_us) best = i, best_us = us;
+  }
+  return best;
+}
+
+// Measured, not derived. With few rows a warp for each segment of 16 or 32 outputs begins and ends fastest, unless there are so
+// many weights (200 MB) that this is a small part, or so few outputs that 16 rows of x are read too often. K of 256 at most with
+// a matrix per head is a matter of few copies and many outputs.
 int choose_bf16(const LinearArgs& a, const LinearDevice& device) {
   const int64_t m = a.num_rows, k = a.num_in, wide = ceil_div(a.num_out, 32) * a.num_groups;  // blocks of 32 outputs
   const bool fills = 10 * wide >= 8 * device.num_multiprocessors, is_short = k <= 256 && a.num_groups > 1;
+  const bool pays = m > 16 || (m > 8 && !fills) || 2 * k * a.num_out * a.num_groups > 200'000'000;
+  if (pays && serves(kBf16Shapes[kFirstWide], a, device)) return choose_wide(a, device);
   if (m <= 8) return is_short ? k8Short : fills ? k8Wide : k8;
-  if (m <= 16) return is_short ? k16Short : fills ? k16Wide : device.clusters ? k16Pair : k16;
-  if (m <= 32) return is_short ? k16Short : (fills && k < 4096) || !device.clusters ? k32 : k32Quad;
+  if (m <= 16) return is_short ? k16Short : fills ? k16Wide : k16;
   const int64_t blocks = num_blocks(a, kBf16Shapes[k128]), waves = ceil_div(blocks, device.num_multiprocessors);
   if (m > 64 && 4 * blocks >= 3 * waves * device.num_multiprocessors) return k128;
-  if (is_short) return k64;
-  if (!device.clusters) return a.num_out >= 64 * device.num_multiprocessors ? k64 : k32;
-  if (k <= 1024) return k32;
-  return fills && k <= 8192 && (k < 4096 || a.num_out < 12288 || m > 64) ? k64Quad : k64Octo;
+  return m > 32 && (is_short || a.num_out >= 64 * device.num_multiprocessors) ? k64 : k32;
 }
 
 int choose_f32(const LinearArgs& a, const LinearDevice& device) {
@@ -114,7 +147,8 @@ TileArgs tile_args(const LinearArgs& a) {
 
 bool valid(const LinearArgs& a) {
   return (a.dtype == kF32 || a.dtype == kBF16) && (a.out_dtype == a.dtype || a.out_dtype == kF32) &&
-         (a.residual == nullptr || a.out_dtype == a.dtype) && aligned(a.packed, 16) && a.num_out <= INT32_MAX / 2 && a.num_in <= INT32_MAX / 16;
+         (a.residual == nullptr || a.out_dtype == a.dtype) && aligned(a.packed, 16) && a.num_out <= INT32_MAX / 2 &&
+         a.num_in <= INT32_MAX / 16;
 }
 
 }  // namespace
@@ -124,9 +158,16 @@ int num_linear_shapes(Dtype dtype) { return dtype == kF32 ? int(kNumF32Shapes) :
 const LinearShape& linear_shape(Dtype dtype, int index) { return dtype == kF32 ? kF32Shapes[index] : kBf16Shapes[index]; }
 
 int linear_cuda_with(const LinearArgs& a, int index, void* stream) {
+  LinearDevice device;
+  if (int status = linear_device(&device)) return status;
   if (!valid(a) || index < 0 || index >= num_linear_shapes(a.dtype)) return kUnsupported;
+  if (!serves(linear_shape(a.dtype, index), a, device)) return kUnsupported;
   if (a.num_rows == 0 || a.num_groups == 0 || a.num_out == 0) return kOk;
   return linear_shape(a.dtype, index).run(tile_args(a), static_cast<int>(a.num_groups), stream);
+}
+
+bool serves(const LinearShape& shape, const LinearArgs& a, const LinearDevice& device) {
+  return !shape.wide || (device.wgmma && tile_args(a).x_aligned);
 }
 
 int choose_linear_shape(const LinearArgs& a, const LinearDevice& device) {
@@ -134,7 +175,9 @@ int choose_linear_shape(const LinearArgs& a, const LinearDevice& device) {
 }
 
 bool reads_weights_early(const LinearArgs& a, const LinearShape& shape, const LinearDevice& device) {
-  return a.weights_settled && a.dtype == kBF16 && 10 * num_blocks(a, shape) >= 9 * device.num_multiprocessors;
+  const int64_t blocks = num_blocks(a, shape);
+  const bool pays = shape.wide ? blocks <= device.num_multiprocessors : 10 * blocks >= 9 * device.num_multiprocessors;
+  return a.weights_settled && a.dtype == kBF16 && pays;
 }
 
 int linear_device(LinearDevice* out) {
@@ -142,6 +185,7 @@ int linear_device(LinearDevice* out) {
   if (cudaGetDevice(&device) != cudaSuccess) return kCudaError;
   if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess) return kCudaError;
   out->clusters = major < 12;  // clusters were never run on sm_120
+  out->wgmma = major == 9;
   const cudaError_t error = cudaDeviceGetAttribute(&out->num_multiprocessors, cudaDevAttrMultiProcessorCount, device);
   return error == cudaSuccess ? kOk : kCudaError;
 }

@@ -9,21 +9,25 @@ struct TileArgs;
 struct LinearShape {
   const char* name;
   int num_rows, num_out, cluster;  // of a block; blocks of a cluster
+  bool wide;                       // of linear_wide.cuh: Hopper, x in aligned chunks of 16 bytes
   int (*run)(TileArgs, int num_groups, void* stream);
 };
 
 struct LinearDevice {
   int num_multiprocessors;
   bool clusters;  // may several blocks share a tile?
+  bool wgmma;
 };
 
 int num_linear_shapes(Dtype);
 const LinearShape& linear_shape(Dtype, int index);
 int linear_device(LinearDevice*);  // the current one
+bool serves(const LinearShape&, const LinearArgs&, const LinearDevice&);
 int choose_linear_shape(const LinearArgs&, const LinearDevice&);
 
-// Whether weights_settled is made use of. It is not where a grid leaves multiprocessors idle: the next kernel's blocks would
-// crowd onto those and stay there. Nor in F32, where it cost up to 50 % at N = 2048 and won 2 % elsewhere.
+// Whether weights_settled is made use of. It is not where a grid leaves multiprocessors idle and several blocks fit on one: the
+// next kernel's blocks would crowd onto those and stay there. Nor where a block fills one and they come in waves: it won nothing
+// or cost up to 10 %. Nor in F32, where it cost up to 50 % at N = 2048 and won 2 % elsewhere.
 bool reads_weights_early(const LinearArgs&, const LinearShape&, const LinearDevice&);
 
 int linear_cuda_with(const LinearArgs&, int index, void* stream);  // this shape, weights_settled taken as it is

@@ -39,24 +39,32 @@ struct Accumulator {
     each([](int, int, int, float& v) { v = 0.f; });
   }
 
-  // Adds one unit. `weights`: the warp's first 16 x 32 block, `x`: its first 8 rows, as shared addresses.
+  // Where a lane begins to read in a 16 x 32 block of weights, and in 8 rows of x: BF16, at a row of matrix lane / 8 of four.
+  static __device__ uint32_t weight_offset(int lane) {
+    return sizeof(T) == 4 ? lane % 4 * 16 : lane / 8 % 2 * 512 + lane / 16 * 128 + lane % 8 * 16;
+  }
+  static __device__ uint32_t x_offset(int lane) {
+    return sizeof(T) == 4 ? lane / 4 * S::kRowBytes : row_chunk<T>(lane % 8, lane / 8);
+  }
+
+  // Adds one unit. `weights`: the warp's first 16 x 32 block, `x`: its first 8 rows, as shared addresses where the lane begins.
   __device__ __forceinline__ void add(uint32_t weights, uint32_t x, int lane) {
-    if constexpr (sizeof(T) == 2) add_bf16(weights + lane * 16, x + lane * 16);
-    else add_f32(weights + lane % 4 * 16, x + lane / 4 * S::kRowBytes, lane / 4);
+    if constexpr (sizeof(T) == 2) add_bf16(weights, x);
+    else add_f32(weights, x, lane / 4);
   }
 
   __device__ __forceinline__ void add_bf16(uint32_t weights, uint32_t x) {
     uint4 b[S::kRowTiles];
 #pragma unroll
-    for (int j = 0; j < S::kRowTiles; ++j) b[j] = load_shared(x + j * kRowTile * S::kRowBytes);
+    for (int j = 0; j < S::kRowTiles; ++j) b[j] = load_matrices(x + j * kRowTile * S::kRowBytes);
 #pragma unroll
     for (int r = 0; r < S::kOutTiles; ++r) {
-      const uint4 a0 = load_shared(weights + r * S::kUnits * S::kUnitBytes);
-      const uint4 a1 = load_shared(weights + r * S::kUnits * S::kUnitBytes + S::kUnitBytes / 2);
 #pragma unroll
-      for (int j = 0; j < S::kRowTiles; ++j) mma_bf16(value[r][j], a0, b[j].x, b[j].y);
+      for (int h = 0; h < 2; ++h) {  // 16 inputs each
+        const uint4 a = load_matrices(weights + r * S::kUnits * S::kUnitBytes + h * 256);
 #pragma unroll
-      for (int j = 0; j < S::kRowTiles; ++j) mma_bf16(value[r][j], a1, b[j].z, b[j].w);
+        for (int j = 0; j < S::kRowTiles; ++j) mma_bf16(value[r][j], a, h ? b[j].z : b[j].x, h ? b[j].w : b[j].y);
+      }
     }
   }
 
@@ -106,9 +114,11 @@ __device__ __forceinline__ void consume(const Tile<S>& tile, Accumulator<S>& acc
                                         uint32_t stages) {
   const int lane = threadIdx.x % kWarp;
   const WarpPlace<S> at_warp;
-  const uint32_t weights = stages + (at_warp.segment * S::kBlockTiles + at_warp.out_tile) * S::kUnits * S::kUnitBytes;
-  const uint32_t x = stages + S::kWeightBytes +
+  const uint32_t weights = stages + (at_warp.segment * S::kBlockTiles + at_warp.out_tile) * S::kUnits * S::kUnitBytes +
+                           Accumulator<S>::weight_offset(lane);
+  const uint32_t x = stages + S::kWeightBytes + Accumulator<S>::x_offset(lane) +
                      (at_warp.segment * S::kUnits * S::kBlockRows + at_warp.row_tile * kRowTile) * S::kRowBytes;
+  constexpr int kUnroll = S::kMinBlocks > 1 && S::kOutTiles * S::kRowTiles >= 8 ? 1 : S::kUnits;  // or registers run out
   Fold<S> fold;
   Cursor<S> at;
   acc.clear();
@@ -124,7 +134,7 @@ __device__ __forceinline__ void consume(const Tile<S>& tile, Accumulator<S>& acc
         acc.add(weights + offset + u * S::kUnitBytes, x + offset + u * S::kBlockRows * S::kRowBytes, lane);
       };
       if (left >= S::kUnits) {  // apart from the rest, so that the reads of a unit can overlap the sums of the one before
-#pragma unroll
+#pragma unroll kUnroll
         for (int u = 0; u < S::kUnits; ++u) add(u);
       } else if (S::kUnits == 2 && left == 1) {
         add(0);

@@ -73,12 +73,10 @@ struct XProducer {
     return x + (tile.rows ? tile.rows[m] / a.rows_per_source : tile.row_begin + m) * a.x_row_stride;
   }
 
-  // Where chunk c of row m of unit u of a segment warp lies: in BF16 a lane's B fragments follow each other; in F32 chunks
-  // are swizzled so that 8 rows are read without bank conflicts.
+  // Where this lane's chunk of row m of unit u of a segment warp lies.
   __device__ __forceinline__ uint32_t place(int slot, int seg_warp, int u, int m) const {
-    const int swizzled = sizeof(T) == 4 ? c ^ (m % 8) : c;
-    return stages + slot * S::kStageBytes + S::kWeightBytes + ((seg_warp * S::kUnits + u) * S::kBlockRows + m) * S::kRowBytes +
-           swizzled * 16;
+    return stages + slot * S::kStageBytes + S::kWeightBytes + (seg_warp * S::kUnits + u) * S::kBlockRows * S::kRowBytes +
+           row_chunk<T>(m, c);
   }
 
   // Every segment warp has all units of the stage, none of them cut short by K.

@@ -7,6 +7,12 @@ namespace kdtree {
 
 constexpr int kUnit = static_cast<int>(kSegmentUnit), kOutTile = 16, kRowTile = 8;
 
+// Offset of the 16-byte chunk c of row m in a unit of x: swizzled, so that 8 rows are read without bank conflicts.
+template <class T>
+__device__ __forceinline__ uint32_t row_chunk(int m, int c) {
+  return sizeof(T) == 4 ? m * 128 + (c ^ m % 8) * 16 : m * 64 + (c ^ m / 2 % 4) * 16;
+}
+
 struct TileArgs {
   const void* x;               // T [rows, groups, K], strides below, in elements
   const void* packed;          // T [groups, ceil(N/16), ceil(K/32), 512]

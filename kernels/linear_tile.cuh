@@ -47,16 +47,16 @@ __device__ __forceinline__ void store_four(const TileArgs& a, int64_t at, int nu
     if (e < num_out) store_outputs<Out, 1>(a, at + e, sum + e);
 }
 
-// The four lanes whose outputs follow each other swap values, so that each holds four neighbouring outputs of one row:
-// element e of lane group q becomes element q of lane group e.
+// Four lanes, kStep apart, swap values: element e of the q-th becomes element q of the e-th.
+template <int kStep>
 __device__ __forceinline__ void transpose_quad(float (&v)[4], int lane) {
 #pragma unroll
   for (int bit = 1; bit <= 2; bit *= 2)
 #pragma unroll
     for (int e = 0; e < 4; ++e)
       if ((e & bit) == 0) {
-        const bool high = lane / 4 & bit;
-        const float got = __shfl_xor_sync(0xffffffffu, high ? v[e] : v[e | bit], 4 * bit);
+        const bool high = lane / kStep & bit;
+        const float got = __shfl_xor_sync(0xffffffffu, high ? v[e] : v[e | bit], kStep * bit);
         (high ? v[e] : v[e | bit]) = got;
       }
 }
@@ -69,7 +69,7 @@ __device__ __forceinline__ void store_fragment(const TileArgs& a, const Tile<S>&
   const int lane = threadIdx.x % kWarp;
   int n = lane % 4 * 4, m = lane / 4;
   if constexpr (sizeof(T) == 2) {
-    transpose_quad(v, lane);
+    transpose_quad<4>(v, lane);  // each holds four neighbouring outputs of one row
     const int q = lane / 4 % 4;
     n = lane / 16 * 4 + q / 2 * 8, m = lane % 4 * 2 + q % 2;
   }
@@ -110,11 +110,7 @@ __device__ void combine(const TileArgs& a, const Tile<S>& tile, uint32_t sums) {
   for (int i = threadIdx.x / kWarp; i < kFragments / S::kCluster; i += S::kThreads / kWarp) {
     float v[S::kSums][4];
 #pragma unroll
-    for (int s = 0; s < S::kSums; ++s) {
-      const uint4 u = load_shared(sums + ((i * S::kSums + s) * kWarp + lane) * 16);
-      v[s][0] = __uint_as_float(u.x), v[s][1] = __uint_as_float(u.y);
-      v[s][2] = __uint_as_float(u.z), v[s][3] = __uint_as_float(u.w);
-    }
+    for (int s = 0; s < S::kSums; ++s) as_floats(load_shared(sums + ((i * S::kSums + s) * kWarp + lane) * 16), v[s]);
 #pragma unroll
     for (int width = 1; width < S::kSums; width *= 2)
 #pragma unroll

@@ -64,8 +64,7 @@ struct RmsNormArgs {         // out = x / sqrt(mean(x^2) + eps) * weight, per ro
 // Weights of linear are packed once at load by pack_linear. CPU layout: [G, ceil(N/16), K, 16], zero-filled past N, so
 // that 16 neighbouring outputs are one vector and every output is summed alone, in k order, inside each segment.
 // CUDA layout: [G, ceil(N/16), ceil(K/32), 512], zero-filled past N and K. The 512 values of a 16 x 32 block are, in F32,
-// [k 32][n 16]; in BF16 [h 2][lane 32][j 4][e 2], where n = lane / 4 + 8 (j % 2) and k = 8 (lane % 4) + 4 h + 2 (j / 2) + e:
-// a lane's 16 bytes are its A fragment of the h-th mma.m16n8k16 of the block.
+// [k 32][n 16]; in BF16 [n/8 2][k/8 4][n%8 8][k%8 8]: 8 x 8 matrices, as ldmatrix and wgmma's unswizzled operands want them.
 struct PackLinearArgs {
   const void* weight;        // Float [G, N, K]
   void* packed;              // Float, CPU [G, ceil(N/16), K, 16], CUDA [G, ceil(N/16), ceil(K/32), 512]
@@ -85,8 +84,8 @@ struct LinearArgs {
   Dtype dtype, out_dtype;    // out_dtype: kF32 always allowed (logits, router)
   int32_t num_threads;
   const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device rows are in use
-  bool weights_settled;      // CUDA: the weights were complete before the previous kernel of the stream was launched, so
-                             // that they may be read while it still runs
+  bool weights_settled;      // CUDA: the host knew the weights to be complete before it launches this, so that they may be
+                             // read while the kernel before it still runs
 };
 
 struct RopeArgs {            // NeoX rotation: pairs (i, i + R/2)

@@ -58,6 +58,8 @@ def check_case(lib: Lib, report: Report, case: Case, rows_list) -> int:
     base, checks = None, 0
     for shape in lib.shapes(case.dtype):
         out = case.out(ALL + 1)
+        if not lib.serves(lib.linear_args(case.x, case.packed, out[:ALL]), shape.index):
+            continue
         lib.linear(case.x, case.packed, out[:ALL], shape.index)
         relative, largest = error(out[:ALL], case.ref)
         if not (relative < LIMIT[case.dtype] and largest < 4 * LIMIT[case.dtype]):
@@ -72,7 +74,7 @@ def check_case(lib: Lib, report: Report, case: Case, rows_list) -> int:
 
 
 def check_extras(lib: Lib, report: Report, case: Case, base: torch.Tensor) -> int:
-    """Through linear_cuda's own choice: plain, FP32 output, residual, device-side row count."""
+    """Through linear_cuda's own choice: plain, FP32 output, residual, some or none of the rows in use."""
     checks = 0
     for rows in (1, 5, 16, 30, 64, 200):
         x, used = case.rows(torch.arange(rows, device=DEVICE)), rows // 2 + 1
@@ -92,14 +94,57 @@ def check_extras(lib: Lib, report: Report, case: Case, base: torch.Tensor) -> in
             checks += 1
             if not torch.equal(bits(got), bits(expected)):
                 report.fail(f"{case.name} {name}, rows {rows}")
-        if not partly[used:].isnan().all():
+        count.zero_()
+        nothing = case.out(rows)
+        lib.linear(x, case.packed, nothing, num_rows_device=count, settled=rows % 2 == 0)
+        if not (partly[used:].isnan().all() and nothing.isnan().all()):
             report.fail(f"{case.name}: a row that is not in use was written, rows {rows}")
+    return checks
+
+
+def check_chain(lib: Lib, report: Report) -> int:
+    """Products that read each other's rows, launched while the one before still runs: the bits of one at a time."""
+    case, checks = Case(lib, torch.bfloat16, 2048, 2048), 0
+    for rows in (1, 12, 32, 64, 200):
+        apart, chained = case.x[:rows].contiguous(), case.x[:rows].contiguous()
+        for _ in range(12):
+            out = case.out(rows)
+            lib.linear(apart, case.packed, out)
+            torch.cuda.synchronize()
+            apart = out
+        outs = [case.out(rows) for _ in range(12)]
+        for out in outs:
+            lib.linear(chained, case.packed, out, settled=True)
+            chained = out
+        checks += 1
+        if not torch.equal(bits(apart), bits(chained)):
+            report.fail(f"chain of 12, rows {rows}")
+    return checks
+
+
+def check_spread(lib: Lib, report: Report) -> int:
+    """Values of very different size: the same FP32 bits in every tile shape, so every kind of product adds alike."""
+    checks = 0
+    for spread in (4, 12, 30):
+        x, weight = (
+            (torch.randn(d) * torch.randint(-spread, spread + 1, d).float().exp2()).bfloat16().to(DEVICE)
+            for d in ((64, 1, 1056), (1, 400, 1056))
+        )
+        packed, base = lib.pack(weight), None
+        for shape in lib.shapes(torch.bfloat16):
+            out = poisoned(64, 1, 400, dtype=torch.float32)
+            args = lib.linear_args(x, packed, out)
+            if lib.serves(args, shape.index):
+                lib.run(args, shape.index)
+                base, checks = out if base is None else base, checks + 1
+                if not (torch.equal(bits(out), bits(base)) and out.isfinite().all()):
+                    report.fail(f"{shape.name}: values from 2^-{spread} to 2^{spread}")
     return checks
 
 
 def check_linear(lib: Lib, report: Report, quick: bool) -> int:
     """All cases; `quick`: a few small ones."""
-    total = 0
+    total = check_spread(lib, report) + (0 if quick else check_chain(lib, report))
     small = ((2048, 208), (1408, 331), (120, 72), (96, 256), (24, 48, 6, 12), (128, 512, 8, 64), (72, 20, 3, 1))
     for dtype in (torch.bfloat16, torch.float32):
         big = (7168, 1536) if dtype == torch.bfloat16 else (7168, 128)

@@ -29,7 +29,8 @@ def build() -> ctypes.CDLL:
         except OSError as error:
             print("building here:", error, flush=True)
     folder = Path(tempfile.mkdtemp())
-    arch = "".join(map(str, torch.cuda.get_device_capability()))
+    major, minor = torch.cuda.get_device_capability()
+    arch = f"{major}{minor}{'a' if major == 9 else ''}"
     flags = ["-O3", "-std=c++17", "-fmad=false", f"-gencode=arch=compute_{arch},code=sm_{arch}", "-Xcompiler", "-fPIC"]
     flags += ["-I", str(ROOT / "kernels")]
     objects = [str(folder / (Path(s).stem + ".o")) for s in SOURCES]
@@ -118,6 +119,10 @@ class Lib:
     def linear(self, x, packed, out, shape=-1, **more) -> None:
         """`run` of `linear_args`."""
         self.run(self.linear_args(x, packed, out, **more), shape)
+
+    def serves(self, args: ctypes.Structure, shape: int) -> bool:
+        """Whether a shape can do this call on this device."""
+        return bool(self.c.kd_serves(ctypes.byref(args), shape))
 
     def choice(self, args: ctypes.Structure) -> tuple[int, bool]:
         """The shape that linear_cuda takes, and whether it reads weights early."""

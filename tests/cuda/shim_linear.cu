@@ -15,6 +15,10 @@ int kd_choice(const LinearArgs* a) {
   const int shape = choose_linear_shape(*a, device);
   return shape + (reads_weights_early(*a, linear_shape(a->dtype, shape), device) ? 256 : 0);
 }
+int kd_serves(const LinearArgs* a, int shape) {
+  LinearDevice device;
+  return linear_device(&device) == kOk && serves(linear_shape(a->dtype, shape), *a, device);
+}
 int kd_num_shapes(int dtype) { return num_linear_shapes(static_cast<Dtype>(dtype)); }
 const char* kd_shape(int dtype, int i, int* out) {
   const LinearShape& shape = linear_shape(static_cast<Dtype>(dtype), i);

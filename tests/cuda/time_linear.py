@@ -10,7 +10,8 @@ from linear_lib import DEVICE, Experts, Lib, Report
 from timing import graph_time
 
 SHAPES = ((7168, 2048), (2048, 7168), (7168, 1536), (8192, 7168), (7168, 18432), (18432, 7168))  # K, N
-ROWS = (1, 4, 8, 16, 17, 32, 64)
+ROWS = (1, 4, 8, 16, 17, 32, 64, 128, 512, 2048)
+ROWS_OF_ALL = (16, 32, 64, 128)  # where every tile shape is timed, beside the one that linear_cuda chooses
 BANDWIDTH = 4.24e12  # bytes/s, a copy on an H200
 
 
@@ -21,24 +22,23 @@ def graph_us(calls: list) -> float:
 
 def fits(num_rows: int, rows: int) -> bool:
     """Whether a tile of num_rows is worth timing: not mostly empty, not many tiles."""
-    wasteful = num_rows >= 4 * rows and num_rows > 16
-    return not wasteful and (num_rows >= 64 if rows >= 512 else num_rows * 4 > rows)
+    return num_rows <= max(64, 2 * rows) and num_rows * 2 >= rows
 
 
 def time_cell(lib: Lib, weights: list, packed: list, x: torch.Tensor) -> dict:
-    """Microseconds of torch.matmul, of linear_cuda with settled weights, and of every fitting shape, settled or not."""
+    """Microseconds of torch.matmul, of linear_cuda with weights settled or not, and of every fitting shape, settled."""
     out = torch.empty(x.shape[0], 1, weights[0].shape[1], device=DEVICE, dtype=x.dtype)
     flat, view = x[:, 0], out[:, 0]
     cell = {"matmul": graph_us([lambda w=w: torch.matmul(flat, w[0].t(), out=view) for w in weights]), "shapes": {}}
-    for settled in (False, True):
+    for name, settled in (("unsettled", False), ("ours", True)):
         args = [lib.linear_args(x, p, out, settled=settled) for p in packed]
-        for shape in lib.shapes(x.dtype):
-            if fits(shape.num_rows, x.shape[0]):
-                calls = [lambda a=a, s=shape: lib.run(a, s.index) for a in args]
-                cell["shapes"][f"{shape.name}|{int(settled)}"] = graph_us(calls)
+        cell[name] = graph_us([lambda a=a: lib.run(a) for a in args])
     choice, cell["early"] = lib.choice(args[0])
     cell["chosen"] = lib.shapes(x.dtype)[choice].name
-    cell["ours"] = graph_us([lambda a=a: lib.run(a) for a in args])
+    cell["shapes"][cell["chosen"]] = cell["ours"]
+    for shape in lib.shapes(x.dtype) if x.shape[0] in ROWS_OF_ALL else ():
+        if fits(shape.num_rows, x.shape[0]) and lib.serves(args[0], shape.index) and shape.index != choice:
+            cell["shapes"][shape.name] = graph_us([lambda a=a, s=shape: lib.run(a, s.index) for a in args])
     return cell
 
 
@@ -101,15 +101,15 @@ def time_moe(lib: Lib, report: Report) -> None:
 
 def table(report: Report) -> None:
     """One line a cell."""
-    print("us: floor | matmul | linear_cuda, its shape, whether it reads weights early | best shape | matmul / ours")
+    print("us: floor | matmul | unsettled | linear_cuda, its shape | best shape | matmul / ours, of unsettled weights")
     for name, cell in report.record.get("times", {}).items():
         dtype, k, n, m = name.split()
         floor = int(k) * int(n) * (2 if dtype == "bfloat16" else 4) / BANDWIDTH * 1e6
         best, shape = min((us, s) for s, us in cell["shapes"].items())
-        ours = f"{cell['ours']:6.1f} {cell['chosen']} {'early' if cell['early'] else ''}"
+        ours = f"{cell['unsettled']:6.1f} | {cell['ours']:6.1f} {cell['chosen']}{' early' if cell['early'] else ''}"
         print(
             f"{dtype[:2]} {k:>5} {n:>5} {m:>4} | {floor:5.1f} | {cell['matmul']:6.1f} | {ours} | {best:6.1f} {shape} | "
-            f"{cell['matmul'] / cell['ours']:.2f}"
+            f"{cell['matmul'] / cell['ours']:.2f} {cell['matmul'] / cell['unsettled']:.2f}"
         )
 
 
@@ -120,7 +120,7 @@ def time_all(lib: Lib, report: Report, limit_s: float) -> None:
         warm @ warm
     del warm
     time_shapes(lib, report, torch.bfloat16, SHAPES, ROWS, limit_s)
-    time_shapes(lib, report, torch.bfloat16, ((7168, 2048), (7168, 18432)), (128, 1024, 4096), limit_s)
+    time_shapes(lib, report, torch.bfloat16, ((7168, 18432),), (8192,), limit_s)
     time_heads(lib, report)
     time_shapes(lib, report, torch.float32, ((7168, 2048), (7168, 7168)), (1, 16, 64, 1024), limit_s)
     if time.time() - report.start < limit_s:
