@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +16,16 @@ MAX_CONTEXTS = 1 << 26
 
 _UNSEEN = 0.01
 """Count of what was not seen."""
+
+
+class Tables(NamedTuple):
+    """logits bf16 [rows, L, V]; row_of i32 [V^order], the row of a context; place and weight i64 [order] of a context's
+    tokens: how far from the last one, and what one of them counts for in the context's number."""
+
+    logits: torch.Tensor
+    row_of: torch.Tensor
+    place: torch.Tensor
+    weight: torch.Tensor
 
 
 class SkipGram:
@@ -40,7 +51,11 @@ class SkipGram:
             raise ValueError(f"SkipGram: expected min_count of at least 1, got {min_count}")
         self.depth, self.order, self.vocab_size = check_depth("SkipGram", depth), order, vocab_size
         logits, row_of = self._count(text, min_count)
-        self._tables = {torch.device("cpu"): (torch.from_numpy(logits).bfloat16(), torch.from_numpy(row_of))}
+        self._tables = {torch.device("cpu"): self._on_cpu(logits, row_of)}
+
+    def _on_cpu(self, logits: np.ndarray, row_of: np.ndarray) -> Tables:
+        place = torch.arange(self.order)
+        return Tables(torch.from_numpy(logits).bfloat16(), torch.from_numpy(row_of), place, self.vocab_size**place)
 
     def _count(self, text: np.ndarray, min_count: int) -> tuple[np.ndarray, np.ndarray]:
         """Logits f32 [rows, L, V], and i32 [V^order]: the row of every context, least significant the last token."""
@@ -69,29 +84,24 @@ class SkipGram:
             logits[:, level] = np.log(seen.reshape(num_rows, self.vocab_size) + _UNSEEN)
         return logits
 
-    def _on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    def _on(self, device: torch.device) -> Tables:
         if device not in self._tables:
-            self._tables[device] = tuple(table.to(device) for table in self._tables[torch.device("cpu")])
+            self._tables[device] = Tables(*(table.to(device) for table in self._tables[torch.device("cpu")]))
         return self._tables[device]
 
-    def _logits(self, context: torch.Tensor) -> torch.Tensor:
-        """bf16 [S, L, V] behind contexts i64 [S]."""
-        logits, row_of = self._on(context.device)
-        return logits.index_select(0, row_of.index_select(0, context))
+    def _logits(self, last: torch.Tensor) -> torch.Tensor:
+        """bf16 [S, L, V] behind the last tokens i64 [S, order], the very last one first."""
+        tables = self._on(last.device)
+        context = (last * tables.weight).sum(1)
+        return tables.logits.index_select(0, tables.row_of.index_select(0, context))
 
     def draft(self, context: DraftContext) -> DraftCandidates:
         """The most frequent followers of each stream's last tokens."""
-        codes = [
-            sum(tokens[max(len(tokens) - 1 - i, 0)] * self.vocab_size**i for i in range(self.order))
-            for tokens in context.tokens
-        ]
-        logits = self._logits(torch.tensor(codes, dtype=torch.int64, device=context.device))
+        last = [[tokens[max(len(tokens) - 1 - i, 0)] for i in range(self.order)] for tokens in context.tokens]
+        logits = self._logits(torch.tensor(last, dtype=torch.int64, device=context.device))
         return DraftCandidates(*ops.draft_topk(logits, context.num_candidates))
 
     def draft_on_device(self, state: ops.StreamState) -> torch.Tensor:
         """Logits bf16 [S, L, V] behind the last tokens of every stream's text."""
-        code = torch.zeros_like(state.bonus)
-        for i in range(self.order):
-            at = (state.prefix_len - i).clamp_(min=0).unsqueeze(1).long()
-            code.add_(state.text.gather(1, at).squeeze(1), alpha=self.vocab_size**i)
-        return self._logits(code)
+        place = (state.prefix_len.unsqueeze(1) - self._on(state.text.device).place).clamp_(min=0)
+        return self._logits(state.text.gather(1, place))
