@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from kdtree_nb.commands import bench, convert, demo, doctor, generate, make_refs, train_tiny
+from kdtree_nb.commands import bench, convert, demo, doctor, generate, make_refs, plan, train_tiny
 from kdtree_nb.errors import KdtreeError
 
 COMMANDS = {
@@ -16,6 +16,7 @@ COMMANDS = {
     "generate": generate,
     "bench": bench,
     "convert": convert,
+    "plan": plan,
     "doctor": doctor,
     "make-refs": make_refs,
 }

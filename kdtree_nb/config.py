@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 from kdtree_nb.errors import CheckpointError
@@ -31,8 +32,63 @@ def segment_bounds(length: int) -> list[int]:
 
 
 @dataclasses.dataclass(frozen=True)
+class Yarn:
+    """YaRN: rotary frequencies stretched beyond the positions that the model was trained on first.
+
+    factor:                           how many times longer than original_max_position_embeddings
+    beta_fast, beta_slow:             turns within the original length at which a frequency is kept, and is stretched
+    mscale, mscale_all_dim:           sizes of the corrections to cosines and sines, and to the softmax scale
+    attention_factor:                 of cosines and sines, instead of the one that the mscales give
+    """
+
+    factor: float
+    original_max_position_embeddings: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 1.0
+    mscale_all_dim: float = 0.0
+    attention_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("factor", "beta_fast", "beta_slow"):
+            _require(_is_positive(getattr(self, field)), "rope_scaling: ", field, self, "a positive finite number")
+        for field in ("mscale", "mscale_all_dim"):
+            ok = getattr(self, field) == 0 or _is_positive(getattr(self, field))
+            _require(ok, "rope_scaling: ", field, self, "a finite number of at least 0")
+        length = self.original_max_position_embeddings
+        name = "original_max_position_embeddings"
+        _require(_is_integer(length, 1), "rope_scaling: ", name, self, "a positive integer below 2^31")
+        ok = self.attention_factor is None or _is_positive(self.attention_factor)
+        _require(ok, "rope_scaling: ", "attention_factor", self, "a positive finite number or none")
+
+    def magnitude(self, mscale: float) -> float:
+        """0.1 · mscale · ln(factor) + 1, or 1 where nothing is stretched."""
+        return 1.0 if self.factor <= 1.0 else 0.1 * mscale * math.log(self.factor) + 1.0
+
+    @property
+    def amplitude(self) -> float:
+        """Factor on all cosines and sines."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return self.magnitude(self.mscale) / self.magnitude(self.mscale_all_dim)
+        return self.magnitude(1.0)
+
+    @property
+    def softmax_factor(self) -> float:
+        """Factor on the softmax scale."""
+        return self.magnitude(self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Shape and arithmetic of an MLA + MoE decoder (names as in DeepSeek-V3's `config.json`)."""
+    """Shape and arithmetic of an MLA + MoE decoder (names as in DeepSeek-V3's `config.json`).
+
+    n_group, topk_group: experts are chosen from the topk_group best of n_group groups; 1 and 1: from all
+    use_router_bias:     a bias e_score_correction_bias per expert takes part in choosing (not in weighing) experts
+    latent_norm_eps:     epsilon of the norms inside attention; none: rms_norm_eps
+    rope_scaling:        YaRN, or none
+    """
 
     vocab_size: int
     hidden_size: int
@@ -56,11 +112,22 @@ class ModelConfig:
     norm_topk_prob: bool = False
     routed_scaling_factor: float = 1.0
     eos_token_ids: tuple[int, ...] = ()
+    n_group: int = 1
+    topk_group: int = 1
+    use_router_bias: bool = False
+    latent_norm_eps: float | None = None
+    rope_scaling: Yarn | None = None
+    tie_word_embeddings: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.eos_token_ids, list):
             object.__setattr__(self, "eos_token_ids", tuple(self.eos_token_ids))
         _check(self)
+
+    @property
+    def attention_eps(self) -> float:
+        """Epsilon of the norms of the latents inside attention."""
+        return self.rms_norm_eps if self.latent_norm_eps is None else self.latent_norm_eps
 
     @property
     def q_head_dim(self) -> int:
@@ -75,7 +142,8 @@ class ModelConfig:
     @property
     def softmax_scale(self) -> float:
         """Factor on attention scores. In the absorbed form it stays (nope + rope)^-0.5, not the latent length's."""
-        return 1.0 / math.sqrt(self.q_head_dim)
+        factor = 1.0 if self.rope_scaling is None else self.rope_scaling.softmax_factor
+        return factor / math.sqrt(self.q_head_dim)
 
     @property
     def shared_intermediate_size(self) -> int:
@@ -93,12 +161,10 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> ModelConfig:
         """Build from a dictionary. Raises CheckpointError on a missing or unknown field, or an impossible value."""
-        known = {f.name: f for f in dataclasses.fields(cls)}
-        unknown = sorted(set(fields) - set(known))
-        missing = sorted(n for n, f in known.items() if f.default is dataclasses.MISSING and n not in fields)
-        if unknown or missing:
-            raise CheckpointError(f"model config: unknown fields {unknown}, missing fields {missing}")
-        return cls(**fields)
+        fields = dict(fields)
+        if isinstance(fields.get("rope_scaling"), dict):
+            fields["rope_scaling"] = _from_dict(Yarn, fields["rope_scaling"], "model config: rope_scaling")
+        return _from_dict(cls, fields, "model config")
 
 
 MAX_POSITIONS = 1 << 22
@@ -110,10 +176,23 @@ _COUNTS = (
 ).split()
 
 
+def _from_dict(cls: type, fields: dict[str, Any], where: str) -> Any:
+    known = {f.name: f for f in dataclasses.fields(cls)}
+    unknown = sorted(set(fields) - set(known))
+    missing = sorted(n for n, f in known.items() if f.default is dataclasses.MISSING and n not in fields)
+    if unknown or missing:
+        raise CheckpointError(f"{where}: unknown fields {unknown}, missing fields {missing}")
+    return cls(**fields)
+
+
+def _require(ok: bool, where: str, field: str, owner: Any, expected: str) -> None:
+    if not ok:
+        raise CheckpointError(f"model config: {where}{field}: expected {expected}, got {getattr(owner, field)!r}")
+
+
 def _check(config: ModelConfig) -> None:
     def require(ok: bool, field: str, expected: str) -> None:
-        if not ok:
-            raise CheckpointError(f"model config: {field}: expected {expected}, got {getattr(config, field)!r}")
+        _require(ok, "", field, config, expected)
 
     for field in _COUNTS:
         require(_is_integer(getattr(config, field), 1), field, "a positive integer below 2^31")
@@ -128,10 +207,26 @@ def _check(config: ModelConfig) -> None:
     require(config.first_k_dense_replace <= config.num_hidden_layers, "first_k_dense_replace", "0 … layers")
     require(config.num_experts_per_tok <= config.n_routed_experts, "num_experts_per_tok", "at most n_routed_experts")
     require(config.scoring_func in ("softmax", "sigmoid"), "scoring_func", "'softmax' or 'sigmoid'")
-    require(isinstance(config.norm_topk_prob, bool), "norm_topk_prob", "true or false")
+    for field in ("norm_topk_prob", "use_router_bias", "tie_word_embeddings"):
+        require(isinstance(getattr(config, field), bool), field, "true or false")
+    eps = config.latent_norm_eps
+    require(eps is None or _is_positive(eps), "latent_norm_eps", "a positive finite number or none")
+    require(config.rope_scaling is None or isinstance(config.rope_scaling, Yarn), "rope_scaling", "YaRN's or none")
+    _check_groups(config, require)
     ids = config.eos_token_ids
     inside = isinstance(ids, tuple) and all(_is_integer(t, 0) and t < config.vocab_size for t in ids)
     require(inside, "eos_token_ids", "a list of ids inside the vocabulary")
+
+
+def _check_groups(config: ModelConfig, require: Callable[[bool, str, str], None]) -> None:
+    num_groups, chosen = config.n_group, config.topk_group
+    divides = _is_integer(num_groups, 1) and config.n_routed_experts % num_groups == 0
+    require(divides, "n_group", f"a divisor of the {config.n_routed_experts} experts")
+    require(_is_integer(chosen, 1) and chosen <= num_groups, "topk_group", f"1 … n_group ({num_groups})")
+    size = config.n_routed_experts // num_groups
+    require(num_groups == 1 or size >= 2, "n_group", "groups of at least 2 experts")
+    enough = config.num_experts_per_tok <= chosen * size
+    require(enough, "num_experts_per_tok", f"at most the {chosen * size} experts of {chosen} groups")
 
 
 def _is_integer(value: Any, low: int) -> bool:

@@ -1,6 +1,7 @@
 // linear and pack_linear on CUDA. The arithmetic is in linear_tile.cuh; here: the packed layout, and which tile shape serves
 // how many rows. Any shape gives the same bits, so the choice is free; tests run them all against each other.
 #include "linear.cuh"
+#include "packed_layout.cuh"
 
 #include <algorithm>
 
@@ -16,18 +17,16 @@ using Bf16 = __nv_bfloat16;
 
 template <class T>
 __global__ void pack_linear_kernel(const T* weight, T* packed, int64_t num_vectors, int num_out, int num_in) {
-  constexpr int kWidth = 16 / sizeof(T), kVectors = kUnit * kOutTile / kWidth;  // of one 16 x 32 block
+  using Layout = PackedLayout<T>;
   const int64_t num_tiles = (num_out + kOutTile - 1) / kOutTile, num_units = (num_in + kUnit - 1) / kUnit;
   for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < num_vectors; i += gridDim.x * int64_t(blockDim.x)) {
-    const int v = i % kVectors;
-    const int64_t block = i / kVectors, unit = block % num_units, tile = block / num_units % num_tiles;
+    const int v = i % Layout::kVectors;
+    const int64_t block = i / Layout::kVectors, unit = block % num_units, tile = block / num_units % num_tiles;
     const T* w = weight + block / num_units / num_tiles * num_out * num_in;
-    union { T value[kWidth]; uint4 bits; } result;
+    union { T value[Layout::kWidth]; uint4 bits; } result;
 #pragma unroll
-    for (int e = 0; e < kWidth; ++e) {
-      const int out = sizeof(T) == 4 ? v % 4 * 4 + e : v / 32 * 8 + v % 8;
-      const int in = sizeof(T) == 4 ? v / 4 : v / 8 % 4 * 8 + e;
-      const int64_t n = tile * kOutTile + out, k = unit * kUnit + in;
+    for (int e = 0; e < Layout::kWidth; ++e) {
+      const int64_t n = tile * kOutTile + Layout::out(v, e), k = unit * kUnit + Layout::in(v, e);
       result.value[e] = n < num_out && k < num_in ? w[n * num_in + k] : from_float<T>(0.f);
     }
     reinterpret_cast<uint4*>(packed)[i] = result.bits;

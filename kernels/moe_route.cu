@@ -2,19 +2,25 @@
 // warp a row. Scores are FP64, so that rounding hides no difference between two logits; weights are rounded once, at
 // the end.
 #include "cuda_rows.cuh"
+#include "expert_groups.h"
 
 namespace kdtree {
 namespace {
 
 constexpr int kMaxRowsPerBlock = 4;
 constexpr uint32_t kAllLanes = 0xffffffffu;
-constexpr uint64_t kTaken = 0;  // below every key
+constexpr uint64_t kTaken = 0, kAside = 1;  // below every key: chosen already; in a group that does not take part
 
 // Rises with x; NaN lies above every number, so that it is chosen first and reaches the output instead of hiding.
 __device__ __forceinline__ uint64_t make_key(double x) {
   if (x != x) return ~uint64_t{0};
   const uint64_t bits = uint64_t(__double_as_longlong(x + 0.0));  // + 0.0: +0 and -0 are equal
   return (bits >> 63) ? ~bits : bits | uint64_t{1} << 63;
+}
+
+// Shared memory of a row: scores, keys and, with groups, a sum per group.
+__host__ __device__ __forceinline__ int64_t doubles_per_row(const MoeRouteArgs& a) {
+  return 2 * a.num_experts + (a.num_groups > 1 ? a.num_groups : 0);
 }
 
 __device__ __forceinline__ double lane_sum(double x) {
@@ -69,6 +75,35 @@ __device__ void choose(uint64_t* keys, int num_experts, int top_k, int lane) {
   }
 }
 
+__device__ __forceinline__ double choice_score(const MoeRouteArgs& a, const double* scores, int e) {
+  const double score = a.bias ? scores[e] + double(a.bias[e]) : scores[e];
+  return score != score ? INFINITY : score;
+}
+
+// Marks the experts as taken whose group does not take part: at least topk_groups groups have a larger sum of their two
+// best scores, or an equal one and a lower number.
+__device__ void mask_groups(const MoeRouteArgs& a, const double* scores, double* sums, uint64_t* keys, int lane) {
+  const int num_groups = int(a.num_groups), size = int(a.num_experts) / num_groups;
+  for (int g = lane; g < num_groups; g += kWarp) {
+    double first = -INFINITY, second = -INFINITY;
+    for (int e = g * size; e < (g + 1) * size; ++e) {
+      const double score = choice_score(a, scores, e);
+      second = fmax(second, fmin(first, score));
+      first = fmax(first, score);
+    }
+    sums[g] = first + second;
+  }
+  __syncwarp();
+  for (int g = lane; g < num_groups; g += kWarp) {
+    int num_better = 0;
+    for (int other = 0; other < num_groups; ++other)
+      num_better += sums[other] > sums[g] || (sums[other] == sums[g] && other < g);
+    if (num_better >= a.topk_groups)
+      for (int e = g * size; e < (g + 1) * size; ++e) keys[e] = kAside;
+  }
+  __syncwarp();
+}
+
 __global__ void moe_route_kernel(MoeRouteArgs a) {
   extern __shared__ double shared[];
   wait_for_previous_kernel();
@@ -76,11 +111,14 @@ __global__ void moe_route_kernel(MoeRouteArgs a) {
   const int lane = threadIdx.x % kWarp, num_experts = int(a.num_experts), top_k = int(a.top_k);
   const int64_t row = int64_t(blockIdx.x) * (blockDim.x / kWarp) + threadIdx.x / kWarp;
   if (row >= rows_in_use(a.num_rows_device, a.num_rows)) return;
-  double* scores = shared + threadIdx.x / kWarp * 2 * num_experts;
+  const bool has_groups = a.num_groups > 1;
+  double* scores = shared + threadIdx.x / kWarp * doubles_per_row(a);
   uint64_t* keys = reinterpret_cast<uint64_t*>(scores + num_experts);
   fill_scores(a, a.logits + row * num_experts, scores, lane);
   for (int e = lane; e < num_experts; e += kWarp)
     keys[e] = make_key(a.bias ? scores[e] + double(a.bias[e]) : scores[e]);
+  __syncwarp();
+  if (has_groups) mask_groups(a, scores, scores + 2 * num_experts, keys, lane);
   choose(keys, num_experts, top_k, lane);
   __syncwarp();
   int32_t* expert_id = a.expert_id + row * top_k;
@@ -107,7 +145,8 @@ __global__ void moe_route_kernel(MoeRouteArgs a) {
 int moe_route_cuda(const MoeRouteArgs& a, void* stream) {
   if (a.top_k < 1 || a.top_k > a.num_experts) return kUnsupported;
   if (a.scoring != kSoftmax && a.scoring != kSigmoid) return kUnsupported;
-  const int64_t row_bytes = 2 * a.num_experts * int64_t(sizeof(double));
+  if (!groups_are_valid(a)) return kUnsupported;
+  const int64_t row_bytes = doubles_per_row(a) * int64_t(sizeof(double));
   int64_t rows_per_block = kMaxRowsPerBlock;
   while (rows_per_block > 1 && rows_per_block * row_bytes > 48 * 1024) rows_per_block /= 2;
   if (rows_per_block * row_bytes > kMaxSharedBytes) return kUnsupported;

@@ -70,6 +70,21 @@ struct PackLinearArgs {
   void* packed;              // Float, CPU [G, ceil(N/16), K, 16], CUDA [G, ceil(N/16), ceil(K/32), 512]
   int64_t num_groups, num_out, num_in;
   Dtype dtype;
+  int32_t num_threads;       // CPU
+};
+
+// INT4 weights, as checkpoints hold them, to the packed floats that linear and moe_experts take: value * scale, in FP32,
+// rounded once to dtype. So a product with INT4 weights has the bits of the product with the values they stand for.
+struct DequantizeInt4Args {
+  const int32_t* weight;     // [G, N, K/8]: value + 8 of k in bits 4 (k mod 8) … + 3 of word k / 8
+  const void* scale;         // scale_dtype [G, N, K/group_size]
+  void* packed;              // Float, as in PackLinearArgs
+  const int32_t* group_id;   // [num_ids] the groups that are wanted, others are left as they are; or nullptr: all
+  int64_t num_ids, num_groups, num_out, num_in, group_size;   // num_in a multiple of group_size, that of 8
+  Dtype dtype, scale_dtype;
+  int32_t num_threads;
+  const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device * ids_per_row ids are in use
+  int64_t ids_per_row;
 };
 
 // out[t, g] = W[g] x[t, g] (+ residual[t, g]). K is cut into 8 segments (see segments.h); segment sums are combined
@@ -152,6 +167,8 @@ struct MoeRouteArgs {        // choose top_k experts a row; bias selects only, w
   Scoring scoring;
   bool renormalize;          // divide by (sum + 1e-20)
   float scaling_factor;
+  int64_t num_groups, topk_groups;  // above 1 group: only the topk_groups groups of the largest sum of their two best
+                                    // score + bias take part (equal: lower group); 0 counts as 1
   const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device rows are in use
 };
 
@@ -303,6 +320,7 @@ struct StepCommitArgs {
 int embed_cpu(const EmbedArgs&);
 int rms_norm_cpu(const RmsNormArgs&);
 int pack_linear_cpu(const PackLinearArgs&);
+int dequantize_int4_cpu(const DequantizeInt4Args&);
 int linear_cpu(const LinearArgs&);
 int rope_cpu(const RopeArgs&);
 int swiglu_cpu(const SwigluArgs&);
@@ -323,6 +341,7 @@ int step_commit_cpu(const StepCommitArgs&);
 int embed_cuda(const EmbedArgs&, void* stream);
 int rms_norm_cuda(const RmsNormArgs&, void* stream);
 int pack_linear_cuda(const PackLinearArgs&, void* stream);
+int dequantize_int4_cuda(const DequantizeInt4Args&, void* stream);
 int linear_cuda(const LinearArgs&, void* stream);
 int rope_cuda(const RopeArgs&, void* stream);
 int swiglu_cuda(const SwigluArgs&, void* stream);

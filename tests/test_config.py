@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from kdtree_nb.config import ModelConfig
+from kdtree_nb.config import ModelConfig, Yarn
 from kdtree_nb.errors import CheckpointError
 from kdtree_nb.tiny2 import tiny2_config
 
@@ -20,9 +20,9 @@ def test_a_dictionary_gives_the_config_back():
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("value", [-1, "x", 1.5j, {}, [None], 10**30, math.nan])
 def test_impossible_values_name_the_field(field, value):
-    if field in ("rms_norm_eps", "rope_theta", "routed_scaling_factor") and value == 10**30:
+    if field in ("rms_norm_eps", "rope_theta", "routed_scaling_factor", "latent_norm_eps") and value == 10**30:
         return
-    with pytest.raises(CheckpointError, match=f"model config: {field}: expected"):
+    with pytest.raises(CheckpointError, match=f"model config: {field}: (expected|unknown fields)"):
         ModelConfig.from_dict(FIELDS | {field: value})
 
 
@@ -33,12 +33,44 @@ def test_impossible_values_name_the_field(field, value):
         ("first_k_dense_replace", 7), ("num_experts_per_tok", 7), ("qk_rope_head_dim", 11), ("rms_norm_eps", 0),
         ("rope_theta", math.inf), ("norm_topk_prob", None), ("scoring_func", "top"), ("eos_token_ids", None),
         ("eos_token_ids", [331]), ("eos_token_ids", [1.5]), ("max_position_embeddings", 10**8),
-        ("qk_rope_head_dim", 2**20),
+        ("qk_rope_head_dim", 2**20), ("n_group", 0), ("n_group", 4), ("topk_group", 2), ("use_router_bias", 1),
+        ("tie_word_embeddings", None), ("latent_norm_eps", 0.0), ("rope_scaling", 3),
     ],
 )  # fmt: skip
 def test_single_values(field, value):
     with pytest.raises(CheckpointError, match=f"model config: {field}: expected"):
         ModelConfig.from_dict(FIELDS | {field: value})
+
+
+YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
+
+
+def test_yarn_comes_back_from_a_dictionary():
+    config = ModelConfig.from_dict(FIELDS | {"rope_scaling": YARN})
+    assert config.rope_scaling == Yarn(4.0, 64)
+    assert ModelConfig.from_dict(config.to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("factor", 0), ("factor", math.nan), ("original_max_position_embeddings", 1.5), ("beta_fast", -1), ("mscale", "1"),
+     ("mscale_all_dim", math.inf), ("attention_factor", 0), ("other", 1)],
+)  # fmt: skip
+def test_single_values_of_yarn(field, value):
+    with pytest.raises(CheckpointError, match=f"rope_scaling: ({field}: expected|unknown fields)"):
+        ModelConfig.from_dict(FIELDS | {"rope_scaling": YARN | {field: value}})
+
+
+def test_the_magnitudes_of_yarn():
+    """Derived from the published formula: 0.1 ln 64 + 1 = 1.41589, squared 2.00474; V2-Lite's 0.707 at 40: 1.58963."""
+    kimi = Yarn(64.0, 4096, mscale=1.0, mscale_all_dim=1.0)
+    assert kimi.amplitude == 1.0 and math.isclose(kimi.softmax_factor, 2.00474, rel_tol=1e-5)
+    lite = Yarn(40.0, 4096, mscale=0.707, mscale_all_dim=0.707)
+    assert lite.amplitude == 1.0 and math.isclose(lite.softmax_factor, 1.58963, rel_tol=1e-5)
+    plain = Yarn(4.0, 64)
+    assert math.isclose(plain.amplitude, 0.1 * math.log(4) + 1) and plain.softmax_factor == 1.0
+    assert Yarn(4.0, 64, attention_factor=1.25).amplitude == 1.25
+    assert Yarn(1.0, 64).amplitude == 1.0
 
 
 def test_unknown_and_missing_fields_are_named():

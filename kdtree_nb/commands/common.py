@@ -17,8 +17,11 @@ DTYPES = ("float32", "bfloat16")
 
 def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
     """Options that say what is generated, and how."""
-    parser.add_argument("--model", default="tiny", help="KDTR file, or 'tiny' or 'tiny2' (default: tiny)")
+    parser.add_argument(
+        "--model", default="tiny", help="checkpoint folder, KDTR file, or 'tiny' or 'tiny2' (default: tiny)"
+    )
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of weights and activations")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")
     parser.add_argument("--budget", type=int, default=16, metavar="N", help="drafted nodes per step (default: 16)")
     parser.add_argument("--drafter", choices=DRAFTERS, default="ngram", help="who proposes tokens (default: ngram)")
@@ -26,12 +29,16 @@ def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def load(args: argparse.Namespace) -> Model:
-    """The model that --model and --dtype name."""
+    """The model that --model, --device and --dtype name."""
     import torch
 
     from kdtree_nb.model import load_model
 
-    return load_model(args.model, dtype=getattr(torch, args.dtype))
+    try:
+        device = torch.device(args.device)
+    except RuntimeError as error:
+        raise ValueError(f"--device: expected cpu, cuda or cuda:N, got {args.device!r}") from error
+    return load_model(args.model, device, getattr(torch, args.dtype))
 
 
 def make_drafter(name: str) -> Drafter | None:

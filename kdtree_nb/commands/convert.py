@@ -1,34 +1,107 @@
-"""convert: KDTR to safetensors and back, bit for bit."""
+"""convert: between KDTR, safetensors and checkpoint folders, values bit for bit."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-HELP = "convert KDTR to safetensors or back, tensors and metadata bit for bit"
-SUFFIXES = (".kdtr", ".safetensors")
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from kdtree_nb.kdtr import Bf16, KdtrFile
+
+HELP = "convert KDTR to safetensors or to a checkpoint folder, or back"
+EPILOG = """The names say what is what: FILE.kdtr, FILE.safetensors, or a folder. Quantised weights of a folder become
+the float32 values that they stand for, so that the converted model gives the same logits.
+
+example:
+  kdtree-nb convert data/tiny.kdtr tiny-checkpoint/"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("source", type=Path, help="a .kdtr or .safetensors file")
-    parser.add_argument("target", type=Path, help="the file to write, of the other kind")
+    parser.add_argument("source", type=Path, help="a .kdtr or .safetensors file, or a checkpoint folder")
+    parser.add_argument("target", type=Path, help="the file or folder to write; one of the two is KDTR")
     parser.add_argument("--force", action="store_true", help="overwrite the target if it exists")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert in the direction that the suffixes say."""
-    from kdtree_nb.kdtr import from_safetensors, open_kdtr, to_safetensors
+    """Convert in the direction that the names say."""
+    from kdtree_nb.kdtr import from_safetensors, to_safetensors
 
-    kinds = (args.source.suffix, args.target.suffix)
-    if sorted(kinds) != sorted(SUFFIXES):
+    convert = {
+        (".kdtr", ".safetensors"): to_safetensors, (".safetensors", ".kdtr"): from_safetensors,
+        (".kdtr", "folder"): _to_folder, ("folder", ".kdtr"): _from_folder,
+    }.get((_kind(args.source), _kind(args.target)))  # fmt: skip
+    if convert is None:
         raise ValueError(
-            f"expected one file name that ends in .kdtr and one in .safetensors, got {' and '.join(kinds)}"
+            "expected one file name that ends in .kdtr and one in .safetensors (or a folder), got "
+            f"{args.source.name} and {args.target.name}"
         )
     if args.target.exists() and not args.force:
         raise ValueError(f"{args.target} exists; give --force to overwrite it")
-    to_kdtr = args.target.suffix == ".kdtr"
-    (from_safetensors if to_kdtr else to_safetensors)(args.source, args.target)
-    file = open_kdtr(args.target if to_kdtr else args.source)
-    print(f"{args.target}: {len(file.names)} tensors, {args.target.stat().st_size:,} bytes")
+    convert(args.source, args.target)
+    print(_summary(args.source, args.target))
     return 0
+
+
+def _kind(path: Path) -> str:
+    return "folder" if path.is_dir() or not path.suffix else path.suffix
+
+
+def _summary(source: Path, target: Path) -> str:
+    from kdtree_nb.kdtr import open_kdtr
+
+    file = open_kdtr(target if target.suffix == ".kdtr" else source)
+    files = list(target.iterdir()) if target.is_dir() else [target]
+    return f"{target}: {len(file.names)} tensors, {sum(f.stat().st_size for f in files):,} bytes"
+
+
+def _to_folder(source: Path, target: Path) -> None:
+    from kdtree_nb.config import ModelConfig
+    from kdtree_nb.errors import CheckpointError
+    from kdtree_nb.hf.write import write_folder
+    from kdtree_nb.kdtr import open_kdtr
+
+    file = open_kdtr(source)
+    fields = file.metadata.get("config")
+    if not isinstance(fields, dict):
+        raise CheckpointError(f"convert: {source}: expected a model's config in the metadata, got {fields!r}")
+    write_folder(ModelConfig.from_dict(fields), lambda name: _tensor(file, name), target)
+
+
+def _tensor(file: KdtrFile, name: str) -> torch.Tensor:
+    import torch
+
+    value = torch.from_numpy(file.array(name).copy())
+    return value.view(torch.bfloat16) if file.dtype(name) == "bf16" else value
+
+
+def _from_folder(source: Path, target: Path) -> None:
+    import torch
+
+    from kdtree_nb.hf import CheckpointFolder, read_config
+    from kdtree_nb.hf.tensors import check_tensors, weights
+    from kdtree_nb.kdtr import write_kdtr
+    from kdtree_nb.model.source import FolderSource
+
+    config, folder = read_config(source), CheckpointFolder(source)
+    check_tensors(config, folder)
+    read = FolderSource(config, folder, torch.device("cpu"), torch.float32)
+    tensors: dict[str, np.ndarray | Bf16] = {}
+    for name, shape in weights(config.model):
+        entry = folder.entries.get(config.prefix + name)
+        tensors[name] = _array(read(name, *shape), entry is not None and entry.dtype == "BF16")
+    fields = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    write_kdtr(target, tensors, {"config": config.model.to_dict(), "made_from": fields})
+
+
+def _array(value: torch.Tensor, is_bf16: bool) -> np.ndarray | Bf16:
+    import torch
+
+    from kdtree_nb.kdtr import Bf16
+
+    return Bf16(value.bfloat16().view(torch.uint16).numpy()) if is_bf16 else value.contiguous().numpy()

@@ -23,6 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("--prompt", help="text to continue (default: standard input)")
     common.add_generation_arguments(parser)
+    parser.add_argument(
+        "--chat", action="store_true", help="the prompt is a user's message: put it into the checkpoint's chat template"
+    )
     parser.add_argument("--ar", action="store_true", help="plain decoding, one token per target forward")
     parser.add_argument("--max-seq-len", type=int, metavar="N", help="most tokens of prompt and output together")
     parser.add_argument(
@@ -43,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     text, source = _prompt(args)
     drafter = None if args.ar else common.make_drafter(args.drafter)
     model = common.load(args)
-    prompt = common.encode(model, text, source)
+    prompt = _chat(model, text) if args.chat else common.encode(model, text, source)
     engine = Engine(model, drafter=drafter, budget=args.budget, max_seq_len=args.max_seq_len)
     generate = engine.generate_ar if drafter is None else engine.generate_ddtree
     generate = functools.partial(generate, sampling=sampling)
@@ -64,6 +67,14 @@ def run(args: argparse.Namespace) -> int:
         file=sys.stderr,
     )
     return 0
+
+
+def _chat(model: Model, text: str) -> list[int]:
+    """Ids of a conversation of one message and the beginning of the answer."""
+    apply = getattr(model.tokenizer, "apply_chat_template", None)
+    if apply is None:
+        raise ValueError("--chat: expected a checkpoint folder with a chat template, got a model of plain text")
+    return apply([{"role": "user", "content": text}])
 
 
 def _sampling(args: argparse.Namespace) -> Sampling:
@@ -93,9 +104,7 @@ class TextPrinter:
     """Prints what each step emits; a character whose bytes are not all there yet waits for them."""
 
     def __init__(self, model: Model) -> None:
-        from kdtree_nb.model import StreamDecoder
-
-        self.model, self.decoder, self.last = model, StreamDecoder(), ""
+        self.model, self.decoder, self.last = model, model.tokenizer.stream(), ""
 
     def __call__(self, step: StepRecord) -> None:
         """`on_step` of the engine, for one stream."""

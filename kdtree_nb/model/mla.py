@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from kdtree_nb.config import ModelConfig
@@ -11,35 +10,33 @@ from kdtree_nb.native import ops
 from kdtree_nb.tree import DraftTree
 
 
-def rope_table(config: ModelConfig, device: torch.device) -> torch.Tensor:
-    """f32 [P, R]: R/2 cosines, then R/2 sines, of every absolute position; computed in float64 and rounded once."""
-    half = config.qk_rope_head_dim // 2
-    frequency = config.rope_theta ** (-np.arange(half, dtype=np.float64) / half)
-    angle = np.arange(config.max_position_embeddings, dtype=np.float64)[:, None] * frequency
-    table = np.concatenate([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
-    return torch.from_numpy(table).to(device)
-
-
 class Attention:
     """x + W_o attention(norm(x)). With kv_b split into W_kc and W_vc per head, scores and values live in latent space:
     q_latent = W_kc^T q_nope, score = q_latent . latent + q_rope . k_rope, value = W_vc (sum p latent).
 
-    norm [D], kv_norm [C]:           RMSNorm weights
+    norm [D], kv_norm [C]:                    RMSNorm weights
     q_proj [H*(nope+rope), D], kv_a [C+R, D]: stored as one matrix whose rows are H*nope | H*rope | C | R
     kv_b [H*(nope+v), C], o_proj [D, H*v]
+
+    With a query latent (q_lora_rank Q), q_a [Q, D] takes the place of q_proj in that matrix, rows Q | C | R, and
+    q_proj [H*(nope+rope), Q] is applied to norm(q_a x), with q_norm [Q].
     """
 
     def __init__(
         self, config: ModelConfig, layer: int, norm: torch.Tensor, q_proj: torch.Tensor, kv_a: torch.Tensor,
         kv_norm: torch.Tensor, kv_b: torch.Tensor, o_proj: torch.Tensor, cos_sin: torch.Tensor,
+        q_a: torch.Tensor | None = None, q_norm: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         H, nope, rope = config.num_attention_heads, config.qk_nope_head_dim, config.qk_rope_head_dim
         C, v = config.kv_lora_rank, config.v_head_dim
         self.layer = layer
-        self.eps, self.scale = config.rms_norm_eps, config.softmax_scale
-        self.norm, self.kv_norm, self.cos_sin = norm, kv_norm, cos_sin
+        self.eps, self.latent_eps, self.scale = config.rms_norm_eps, config.attention_eps, config.softmax_scale
+        self.norm, self.kv_norm, self.q_norm, self.cos_sin = norm, kv_norm, q_norm, cos_sin
         q_nope, q_rope = q_proj.view(H, nope + rope, -1).split([nope, rope], dim=1)
-        self.q_kv_a = ops.pack_linear(torch.cat([q_nope.flatten(0, 1), q_rope.flatten(0, 1), kv_a]))
+        q_proj = torch.cat([q_nope.flatten(0, 1), q_rope.flatten(0, 1)])
+        self.q_b = None if q_a is None else ops.pack_linear(q_proj)
+        self.q_dim = q_proj.shape[0] if q_a is None else q_a.shape[0]
+        self.q_kv_a = ops.pack_linear(torch.cat([q_proj if q_a is None else q_a, kv_a]))
         w_kc, w_vc = kv_b.view(H, nope + v, C).split([nope, v], dim=1)
         self.w_kc = ops.pack_linear(w_kc.transpose(1, 2).contiguous())
         self.w_vc = ops.pack_linear(w_vc.contiguous())
@@ -53,24 +50,29 @@ class Attention:
         """x [T, D] -> [T, D]. Each row sees its stream's prefix, its ancestors and itself, so it is cached first."""
         used = rows.num_rows
         q_kv = ops.linear(ops.rms_norm(x, self.norm, self.eps, used), self.q_kv_a, num_rows=used)
-        q_nope, q_rope, latent, k_rope = self.split(q_kv)
+        q, latent, k_rope = self.split(q_kv)
+        if self.q_b is not None:
+            q = ops.linear(ops.rms_norm(q, self.q_norm, self.latent_eps, used), self.q_b, num_rows=used)
+        q_nope, q_rope = self.split_heads(q)
         q_latent = ops.linear_heads(q_nope, self.w_kc, used)
         q_rope = ops.rope(q_rope, self.cos_sin, rows.position, used)
-        latent = ops.rms_norm(latent, self.kv_norm, self.eps, used)
+        latent = ops.rms_norm(latent, self.kv_norm, self.latent_eps, used)
         k_rope = ops.rope(k_rope, self.cos_sin, rows.position, used)
         cache.append(self.layer, latent, k_rope.squeeze(1), rows)
         attended = ops.verify_attn(q_latent, q_rope, cache.layers[self.layer], rows, tree, prefix_len, self.scale)
         value = ops.linear_heads(attended, self.w_vc, used)
         return ops.linear(value.view(-1, self.value_dim), self.o_proj, x, num_rows=used)
 
-    def split(self, q_kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Views of the T joint rows: q_nope [T, H, nope], q_rope [T, H, R], latent [T, C], k_rope [T, 1, R]."""
+    def split(self, q_kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Views of the T joint rows: q [T, H*(nope+R)] or [T, Q], latent [T, C], k_rope [T, 1, R]."""
         T, width = q_kv.shape
-        H, nope, R, C = self.num_heads, self.nope_dim, self.rope_dim, self.latent_dim
+        Q, R, C = self.q_dim, self.rope_dim, self.latent_dim
         view = q_kv.as_strided
-        return (
-            view((T, H, nope), (width, nope, 1)),
-            view((T, H, R), (width, R, 1), H * nope),
-            view((T, C), (width, 1), H * (nope + R)),
-            view((T, 1, R), (width, R, 1), H * (nope + R) + C),
-        )
+        return view((T, Q), (width, 1)), view((T, C), (width, 1), Q), view((T, 1, R), (width, R, 1), Q + C)
+
+    def split_heads(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views of the queries [T, H*(nope+R)]: q_nope [T, H, nope], q_rope [T, H, R]."""
+        T, width = q.shape[0], q.stride(0)
+        H, nope, R = self.num_heads, self.nope_dim, self.rope_dim
+        rope_at = q.storage_offset() + H * nope
+        return q.as_strided((T, H, nope), (width, nope, 1)), q.as_strided((T, H, R), (width, R, 1), rope_at)

@@ -34,6 +34,7 @@ class MoeFeedForward:
         self.eps, self.norm, self.experts, self.bias = config.rms_norm_eps, norm, experts, bias
         self.router = ops.pack_linear(router)
         self.top_k, self.scoring = config.num_experts_per_tok, config.scoring_func
+        self.n_group, self.topk_group = config.n_group, config.topk_group
         self.renormalize, self.scaling_factor = config.norm_topk_prob, config.routed_scaling_factor
 
     def __call__(self, x: torch.Tensor, num_rows: torch.Tensor | None = None) -> torch.Tensor:
@@ -41,6 +42,7 @@ class MoeFeedForward:
         h = ops.rms_norm(x, self.norm, self.eps, num_rows)
         logits = ops.linear(h, self.router, None, True, num_rows)
         expert_id, weight = ops.moe_route(
-            logits, self.top_k, self.scoring, self.bias, self.renormalize, self.scaling_factor, num_rows
-        )
+            logits, self.top_k, self.scoring, self.bias, self.renormalize, self.scaling_factor, num_rows, self.n_group,
+            self.topk_group,
+        )  # fmt: skip
         return ops.moe_experts(h, self.experts, expert_id, weight, x, num_rows)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from kdtree_nb.config import ModelConfig
+from kdtree_nb.model.hf_tokenizer import Tokenizer
 from kdtree_nb.model.latent_cache import LatentCache
 from kdtree_nb.model.mla import Attention
 from kdtree_nb.model.tokenizer import ByteTokenizer
@@ -33,7 +34,7 @@ class Model:
         self.config = config
         self.embedding, self.layers, self.norm, self.head = embedding, layers, norm, head
         self.dtype, self.device = embedding.dtype, embedding.device
-        self.tokenizer = ByteTokenizer()
+        self.tokenizer: Tokenizer = ByteTokenizer()
 
     def new_cache(self, num_streams: int, num_slots: int) -> LatentCache:
         """An empty cache for `num_streams` streams of `num_slots` tokens each, in the model's dtype."""

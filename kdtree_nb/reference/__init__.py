@@ -6,6 +6,7 @@ that round take `rounding`: `exact` (default) or `round_bf16`.
 
 from kdtree_nb.reference.argmax import argmax
 from kdtree_nb.reference.cache import cache_append, cache_compact
+from kdtree_nb.reference.dequantize_int4 import dequantize_int4
 from kdtree_nb.reference.draft_topk import draft_topk
 from kdtree_nb.reference.embed import embed
 from kdtree_nb.reference.feed_forward import Dense, Moe, feed_forward, feed_forward_weights
@@ -46,6 +47,7 @@ __all__ = [
     "cache_append",
     "cache_compact",
     "chain_trees",
+    "dequantize_int4",
     "draft_topk",
     "embed",
     "exact",

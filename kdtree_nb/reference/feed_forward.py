@@ -27,6 +27,7 @@ class Moe(NamedTuple):
 
     router: np.ndarray  # [E, D]
     experts: Experts
+    bias: np.ndarray | None = None  # [E], of the choice of experts
 
 
 def feed_forward_weights(weights: Weights, config: ModelConfig, layer: int) -> Dense | Moe:
@@ -39,6 +40,9 @@ def feed_forward_weights(weights: Weights, config: ModelConfig, layer: int) -> D
     shared = config.n_shared_experts > 0
     return Moe(
         router=weights.take("gate", config.n_routed_experts, dim),
+        bias=weights.take_bias("gate.e_score_correction_bias", config.n_routed_experts)
+        if config.use_router_bias
+        else None,
         experts=Experts(
             gate_up,
             down,
@@ -58,8 +62,11 @@ def feed_forward(
         linear(x, weights.router),
         config.num_experts_per_tok,
         config.scoring_func,
+        weights.bias,
         renormalize=config.norm_topk_prob,
         scaling_factor=config.routed_scaling_factor,
+        num_groups=config.n_group,
+        topk_groups=config.topk_group,
     )
     return moe_experts(x, weights.experts, expert_id, weight, residual, rounding)
 

@@ -27,12 +27,14 @@ from kdtree_nb.reference.weights import Weights
 class MlaWeights(NamedTuple):
     """Weights of one attention block: D hidden size, H heads, C latent, nope + R query head, v value head."""
 
-    q_proj: np.ndarray  # [H·(nope+R), D]
+    q_proj: np.ndarray  # [H·(nope+R), D], or [H·(nope+R), Q] behind a query latent
     kv_a_proj: np.ndarray  # [C+R, D]
     kv_a_norm: np.ndarray  # [C]
     w_kc: np.ndarray  # [H, C, nope]: the key part of kv_b_proj, transposed per head
     w_vc: np.ndarray  # [H, v, C]: the value part of kv_b_proj
     o_proj: np.ndarray  # [D, H·v]
+    q_a_proj: np.ndarray | None = None  # [Q, D], where queries come from a latent of their own
+    q_a_norm: np.ndarray | None = None  # [Q]
 
 
 def mla_weights(weights: Weights, config: ModelConfig) -> MlaWeights:
@@ -40,13 +42,16 @@ def mla_weights(weights: Weights, config: ModelConfig) -> MlaWeights:
     dim, heads, latent = config.hidden_size, config.num_attention_heads, config.kv_lora_rank
     nope, value = config.qk_nope_head_dim, config.v_head_dim
     kv_b = weights.take("kv_b_proj", heads * (nope + value), latent).reshape(heads, nope + value, latent)
+    Q = config.q_lora_rank
     return MlaWeights(
-        q_proj=weights.take("q_proj", heads * config.q_head_dim, dim),
+        q_proj=weights.take("q_proj" if Q is None else "q_b_proj", heads * config.q_head_dim, Q or dim),
         kv_a_proj=weights.take("kv_a_proj_with_mqa", config.latent_dim, dim),
         kv_a_norm=weights.take("kv_a_layernorm", latent),
         w_kc=kv_b[:, :nope].swapaxes(1, 2),
         w_vc=kv_b[:, nope:],
         o_proj=weights.take("o_proj", dim, heads * value),
+        q_a_proj=None if Q is None else weights.take("q_a_proj", Q, dim),
+        q_a_norm=None if Q is None else weights.take("q_a_layernorm", Q),
     )
 
 
@@ -59,11 +64,15 @@ def project(
     rounding: Rounding = exact,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """What both forms share: x [T, D] -> q_nope [T, H, nope], q_rope [T, H, R], latent [T, C], k_rope [T, R]."""
-    q = linear(x, weights.q_proj, rounding=rounding).reshape(len(x), config.num_attention_heads, config.q_head_dim)
+    eps, q_input = config.attention_eps, x
+    if weights.q_a_proj is not None:
+        q_input = rms_norm(linear(x, weights.q_a_proj, rounding=rounding), weights.q_a_norm, eps, rounding)
+    q = linear(q_input, weights.q_proj, rounding=rounding)
+    q = q.reshape(len(x), config.num_attention_heads, config.q_head_dim)
     q_nope, q_rope = np.split(q, [config.qk_nope_head_dim], axis=-1)
     kv = linear(x, weights.kv_a_proj, rounding=rounding)
     latent, k_rope = np.split(kv, [config.kv_lora_rank], axis=-1)
-    latent = rms_norm(latent, weights.kv_a_norm, config.rms_norm_eps, rounding)
+    latent = rms_norm(latent, weights.kv_a_norm, eps, rounding)
     q_rope = rope(q_rope, cos_sin, position, rounding)
     k_rope = rope(k_rope[:, None], cos_sin, position, rounding)[:, 0]  # one head, shared by all query heads
     return q_nope, q_rope, latent, k_rope

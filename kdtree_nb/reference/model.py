@@ -50,7 +50,7 @@ class ReferenceModel:
         vocab, dim = config.vocab_size, config.hidden_size
         self.embed_tokens = source.take("model.embed_tokens", vocab, dim)
         self.norm = source.take("model.norm", dim)
-        self.lm_head = source.take("lm_head", vocab, dim)
+        self.lm_head = self.embed_tokens if config.tie_word_embeddings else source.take("lm_head", vocab, dim)
         self.layers = [
             Layer(
                 input_norm=below.take("input_layernorm", dim),
@@ -62,7 +62,8 @@ class ReferenceModel:
             for below in [source.at(f"model.layers.{i}.")]
         ]
         source.check_all_taken()
-        table = rope_table(config.max_position_embeddings, config.qk_rope_head_dim, config.rope_theta)
+        rope_dim, num_positions = config.qk_rope_head_dim, config.max_position_embeddings
+        table = rope_table(num_positions, rope_dim, config.rope_theta, config.rope_scaling)
         self.cos_sin = table.astype(self.precision.dtype)
 
     def new_cache(self, num_streams: int, num_slots: int) -> np.ndarray:

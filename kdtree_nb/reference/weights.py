@@ -26,14 +26,22 @@ class Weights:
 
     def take(self, name: str, *shape: int) -> np.ndarray:
         """The tensor `prefix + name + '.weight'` in the precision. Raises CheckpointError if missing or misshapen."""
-        name = f"{self.prefix}{name}.weight"
+        tensor = self._find(f"{name}.weight", shape)
+        return self.precision.rounding(tensor.astype(self.precision.dtype))
+
+    def take_bias(self, name: str, *shape: int) -> np.ndarray:
+        """The tensor `prefix + name`, which is never rounded."""
+        return self._find(name, shape).astype(self.precision.dtype)
+
+    def _find(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        name = self.prefix + name
         if name not in self.tensors:
             raise CheckpointError(f"weights: expected a tensor {name} {list(shape)}, got none of that name")
         tensor = self.tensors[name]
         if tensor.shape != shape:
             raise CheckpointError(f"weights: {name}: expected {list(shape)}, got {list(tensor.shape)}")
         self.taken.add(name)
-        return self.precision.rounding(tensor.astype(self.precision.dtype))
+        return tensor
 
     def check_all_taken(self) -> None:
         """Raise CheckpointError if a tensor was never taken: the model would silently leave it out."""

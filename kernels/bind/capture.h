@@ -33,6 +33,7 @@ int run(int (*kernel)(const Args&), const Args& args) {
 KDTREE_RECORDED(embed_cpu, EmbedArgs)
 KDTREE_RECORDED(rms_norm_cpu, RmsNormArgs)
 KDTREE_RECORDED(pack_linear_cpu, PackLinearArgs)
+KDTREE_RECORDED(dequantize_int4_cpu, DequantizeInt4Args)
 KDTREE_RECORDED(linear_cpu, LinearArgs)
 KDTREE_RECORDED(rope_cpu, RopeArgs)
 KDTREE_RECORDED(swiglu_cpu, SwigluArgs)

@@ -118,6 +118,16 @@ void expect_values(const char* op, const char* name, const at::Tensor& t, int64_
                  values[i], " at index ", i);
 }
 
+// Groups of experts, of which moe_route chooses some; see groups_are_valid.
+inline void expect_groups(const char* op, int64_t num_experts, int64_t top_k, int64_t num_groups, int64_t topk_groups) {
+  expect_range(op, "num_groups", num_groups, 1, num_experts);
+  if (num_groups == 1) return;
+  KDTREE_CHECK(num_experts % num_groups == 0 && num_experts / num_groups >= 2, op,
+               ": num_groups: expected whole groups of at least 2 of ", num_experts, " experts, got ", num_groups);
+  expect_range(op, "topk_groups", topk_groups, 1, num_groups);
+  expect_range(op, "top_k", top_k, 1, topk_groups * (num_experts / num_groups));
+}
+
 inline void expect_at_least(const char* op, const char* name, int64_t value, int64_t low) {
   KDTREE_CHECK(value >= low, op, ": ", name, ": expected at least ", low, ", got ", value);
 }

@@ -56,7 +56,7 @@ Tensor pack_linear(const Tensor& weight) {
   const int64_t num_groups = weight.size(0), num_out = weight.size(1), num_in = weight.size(2);
   Tensor packed = new_cpu({num_groups, num_packed_blocks(num_out), num_in, kPackedOutputs}, weight.scalar_type());
   expect_ok(op, pack_linear_cpu({weight.const_data_ptr(), packed.mutable_data_ptr(), num_groups, num_out, num_in,
-                                 dtype}));
+                                 dtype, at::get_num_threads()}));
   return packed;
 }
 
@@ -153,18 +153,20 @@ Tensor argmax(const Tensor& logits, const OptionalTensor& rows_used) {
 }
 
 std::tuple<Tensor, Tensor> moe_route(const Tensor& logits, const OptionalTensor& bias, int64_t top_k, int64_t scoring,
-                                     bool renormalize, double scaling_factor, const OptionalTensor& rows_used) {
+                                     bool renormalize, double scaling_factor, const OptionalTensor& rows_used,
+                                     int64_t num_groups, int64_t topk_groups) {
   const char* op = "moe_route";
   expect_array(op, "logits", logits, at::kFloat, {-1, -1}, "[T, E]");
   const int64_t num_rows = logits.size(0), num_experts = logits.size(1);
   if (bias) expect_array(op, "bias", *bias, at::kFloat, {num_experts}, "[E]");
   expect_range(op, "top_k", top_k, 1, num_experts);
   expect_range(op, "scoring", scoring, kSoftmax, kSigmoid);
+  expect_groups(op, num_experts, top_k, num_groups, topk_groups);
   Tensor expert_id = new_cpu({num_rows, top_k}, at::kInt), weight = new_cpu({num_rows, top_k}, at::kFloat);
   expect_ok(op, moe_route_cpu({logits.const_data_ptr<float>(), bias ? bias->const_data_ptr<float>() : nullptr,
                                expert_id.mutable_data_ptr<int32_t>(), weight.mutable_data_ptr<float>(), num_rows,
-                               num_experts, top_k, Scoring(scoring), renormalize, float(scaling_factor),
-                               rows_in_use(op, rows_used)}));
+                               num_experts, top_k, Scoring(scoring), renormalize, float(scaling_factor), num_groups,
+                               topk_groups, rows_in_use(op, rows_used)}));
   return {expert_id, weight};
 }
 

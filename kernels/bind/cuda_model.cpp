@@ -174,7 +174,8 @@ Tensor argmax(const Tensor& logits, const OptionalTensor& rows_used) {
 }
 
 std::tuple<Tensor, Tensor> moe_route(const Tensor& logits, const OptionalTensor& bias, int64_t top_k, int64_t scoring,
-                                     bool renormalize, double scaling_factor, const OptionalTensor& rows_used) {
+                                     bool renormalize, double scaling_factor, const OptionalTensor& rows_used,
+                                     int64_t num_groups, int64_t topk_groups) {
   const char* op = "moe_route";
   const CudaCall call(op, "logits", logits);
   call.expect("logits", logits, at::kFloat, {-1, -1}, "[T, E]");
@@ -182,11 +183,12 @@ std::tuple<Tensor, Tensor> moe_route(const Tensor& logits, const OptionalTensor&
   if (bias) call.expect("bias", *bias, at::kFloat, {num_experts}, "[E]");
   expect_range(op, "top_k", top_k, 1, num_experts);
   expect_range(op, "scoring", scoring, kSoftmax, kSigmoid);
+  expect_groups(op, num_experts, top_k, num_groups, topk_groups);
   Tensor expert_id = call.empty({num_rows, top_k}, at::kInt), weight = call.empty({num_rows, top_k}, at::kFloat);
   call.check(moe_route_cuda({logits.const_data_ptr<float>(), bias ? bias->const_data_ptr<float>() : nullptr,
                              expert_id.mutable_data_ptr<int32_t>(), weight.mutable_data_ptr<float>(), num_rows,
-                             num_experts, top_k, Scoring(scoring), renormalize, float(scaling_factor),
-                             call.rows_in_use(rows_used)},
+                             num_experts, top_k, Scoring(scoring), renormalize, float(scaling_factor), num_groups,
+                             topk_groups, call.rows_in_use(rows_used)},
                             call.stream()));
   return {expert_id, weight};
 }

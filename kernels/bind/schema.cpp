@@ -9,6 +9,8 @@ KDTREE_LIBRARY(KDTREE_NS, m) {
   m.def("embed(Tensor weight, Tensor token, Tensor? num_rows=None) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps, Tensor? num_rows=None) -> Tensor");
   m.def("pack_linear(Tensor weight) -> Tensor");
+  m.def("dequantize_int4(Tensor weight, Tensor scale, bool bf16, Tensor? group_id=None, Tensor? num_rows=None) "
+        "-> Tensor");
   m.def("linear(Tensor x, Tensor packed, int num_out, Tensor? residual, bool out_f32, Tensor? num_rows=None, "
         "bool settled=False) -> Tensor");
   m.def("linear_heads(Tensor x, Tensor packed, int num_out, Tensor? num_rows=None, bool settled=False) -> Tensor");
@@ -19,7 +21,7 @@ KDTREE_LIBRARY(KDTREE_NS, m) {
   m.def("sample(Tensor logits, Tensor stream, Tensor position, Tensor temperature, Tensor top_k, Tensor top_p, "
         "Tensor seed, Tensor? num_rows=None) -> Tensor");
   m.def("moe_route(Tensor logits, Tensor? bias, int top_k, int scoring, bool renormalize, float scaling_factor, "
-        "Tensor? num_rows=None) -> (Tensor expert_id, Tensor weight)");
+        "Tensor? num_rows=None, int num_groups=1, int topk_groups=1) -> (Tensor expert_id, Tensor weight)");
   m.def("moe_experts(Tensor x, Tensor gate_up, Tensor down, Tensor? shared_gate_up, Tensor? shared_down, "
         "Tensor expert_id, Tensor weight, int width, int shared_width, Tensor? residual, Tensor? num_rows=None) "
         "-> Tensor");

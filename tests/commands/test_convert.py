@@ -46,7 +46,7 @@ def test_a_target_is_not_overwritten(capsys, source):
     assert target.stat().st_size > 100
 
 
-@pytest.mark.parametrize("names", [("a.kdtr", "b.kdtr"), ("a.kdtr", "b.bin"), ("a", "b.kdtr")])
+@pytest.mark.parametrize("names", [("a.kdtr", "b.kdtr"), ("a.kdtr", "b.bin"), ("a", "b")])
 def test_suffixes(capsys, tmp_path, names):
     assert cli.main(["convert", *(str(tmp_path / name) for name in names)]) == 2
     assert "one in .safetensors" in capsys.readouterr().err
@@ -63,3 +63,43 @@ def test_a_broken_source_leaves_nothing_behind(capsys, tmp_path):
 def test_a_missing_source(capsys, tmp_path):
     assert cli.main(["convert", str(tmp_path / "no.kdtr"), str(tmp_path / "b.safetensors")]) == 2
     assert "no.kdtr" in capsys.readouterr().err
+
+
+def test_a_model_to_a_folder_and_back_gives_the_same_bits(capsys, tmp_path):
+    import torch
+
+    from kdtree_nb import Engine, load_model
+
+    folder, back = tmp_path / "checkpoint", tmp_path / "back.kdtr"
+    assert cli.main(["convert", str(load_path("tiny")), str(folder)]) == 0
+    assert cli.main(["convert", str(folder), str(back)]) == 0
+    assert "118 tensors" in capsys.readouterr().out
+    prompt = list(b"def add(a, b):")
+    runs = [
+        Engine(load_model(path)).generate_ar(prompt, 32, return_logits=True) for path in ("tiny", folder, back)
+    ]  # fmt: skip
+    assert all(torch.equal(run.logits, runs[0].logits) for run in runs)
+    source, again = open_kdtr(load_path("tiny")), open_kdtr(back)
+    for name in source.names:
+        assert np.array_equal(source.float32(name), again.float32(name)), name
+
+
+def load_path(name):
+    from kdtree_nb.model.checkpoint import DATA_DIR
+
+    return DATA_DIR / f"{name}.kdtr"
+
+
+def test_a_model_that_a_folder_cannot_express(capsys, tmp_path):
+    from kdtree_nb.tiny2 import tiny2_config, tiny2_weights
+
+    write_kdtr(tmp_path / "a.kdtr", tiny2_weights(), {"config": tiny2_config().to_dict()})
+    assert cli.main(["convert", str(tmp_path / "a.kdtr"), str(tmp_path / "folder")]) == 2
+    assert "latent_norm_eps" in capsys.readouterr().err
+    assert not (tmp_path / "folder").exists()
+
+
+def test_a_kdtr_file_without_a_config(capsys, source, tmp_path):
+    write_kdtr(tmp_path / "b.kdtr", {"w": np.zeros(3, np.float32)}, {})
+    assert cli.main(["convert", str(tmp_path / "b.kdtr"), str(tmp_path / "folder")]) == 2
+    assert "config" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import torch
 
 from kdtree_nb import Engine, Sampling, cli
 from kdtree_nb.commands.generate import TextPrinter
+from kdtree_nb.model.checkpoint import DATA_DIR
 from kdtree_nb.speculate import StepRecord
 
 PROMPT = "def add(a, b):\n    "
@@ -132,3 +133,41 @@ def test_bytes_that_are_no_text(capsys, monkeypatch):
 def test_text_stops_cleanly_at_the_longest_sequence(capsys):
     assert cli.main(["generate", "--prompt", "abcd", "--max-seq-len", "10"]) == 0
     assert capsys.readouterr().err.startswith("[6 tokens in")
+
+
+def test_a_checkpoint_folder_with_a_tokenizer(capsys, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers", reason="the extra hf is not installed")
+    folder = tmp_path / "model"
+    assert cli.main(["convert", str(DATA_DIR / "tiny.kdtr"), str(folder)]) == 0
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    byte_of = {c: i for i, c in enumerate(bytes_to_unicode())}
+    assert set(byte_of) == set(alphabet)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=byte_of, merges=[]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}\n")
+    args = ["--prompt", "def naïve(x):\n", "--max-new-tokens", "40", "--json"]
+    capsys.readouterr()
+    assert cli.main(["generate", "--model", str(folder), *args]) == 0
+    ours = json.loads(capsys.readouterr().out)
+    assert cli.main(["generate", *args]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == ours["text"]
+    assert cli.main(["generate", "--model", str(folder), "--chat", *args]) == 0
+    assert json.loads(capsys.readouterr().out)["text"]
+
+
+def bytes_to_unicode():
+    """The characters that byte-level tokenizers write for the bytes 0 … 255, in that order."""
+    plain = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(b) if b in plain else chr(next(others)) for b in range(256)]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [(["--device", "abacus"], "--device"), (["--device", "meta"], "native kernels"), (["--chat"], "--chat")],
+)
+def test_what_a_model_cannot_do(capsys, args, message):
+    assert cli.main(["generate", "--prompt", "x", *args]) == 2
+    assert message in capsys.readouterr().err

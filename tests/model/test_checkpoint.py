@@ -61,13 +61,13 @@ def test_other_dtypes_are_refused(dtype):
         load_model("tiny2", dtype=dtype)
 
 
-def test_a_missing_file_names_the_path_and_the_remedy(tmp_path):
-    with pytest.raises(CheckpointError, match="found nothing at .*absent.kdtr.*convert"):
+def test_a_missing_file_names_the_path_and_what_is_read(tmp_path):
+    with pytest.raises(CheckpointError, match="KDTR file or a checkpoint folder.*found nothing at .*absent.kdtr"):
         load_model(tmp_path / "absent.kdtr")
 
 
-def test_a_folder_is_not_a_file(tmp_path):
-    with pytest.raises(CheckpointError, match="found a folder"):
+def test_a_folder_without_a_config(tmp_path):
+    with pytest.raises(CheckpointError, match="config.json: expected a readable file"):
         load_model(tmp_path)
 
 

@@ -8,7 +8,8 @@ import torch
 
 from kdtree_nb import ops, reference
 from kdtree_nb.model import LatentCache
-from kdtree_nb.model.mla import Attention, rope_table
+from kdtree_nb.model.mla import Attention
+from kdtree_nb.model.rotary import rope_table
 from kdtree_nb.tiny2 import tiny2_config
 
 CONFIG = tiny2_config()

@@ -89,3 +89,43 @@ def test_opcheck(opcheck):
 def test_bad_input_is_named(logits, top_k, scoring, bias, message):
     with pytest.raises(ValueError, match=message):
         ops.moe_route(logits, top_k, scoring, bias)
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups"),
+    [((1, 4, 2), (2, 1)), ((33, 12, 3), (4, 2)), ((17, 256, 8), (8, 4)), ((9, 60, 6), (3, 3)), ((5, 384, 8), (48, 5))],
+)
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_groups_equal_the_reference(shape, groups, scoring, rng):
+    T, E, top_k = shape
+    logits, bias = rng.standard_normal((T, E)).astype(np.float32), rng.standard_normal(E).astype(np.float32) / 2
+    expert_id, weight = ops.moe_route(
+        torch.from_numpy(logits), top_k, scoring, torch.from_numpy(bias), True, 2.5, None, *groups
+    )
+    want_id, want_weight = reference.moe_route(logits.astype(np.float64), top_k, scoring, bias, True, 2.5, *groups)
+    assert np.array_equal(expert_id.numpy(), want_id)
+    assert np.all(np.abs(weight.numpy() - want_weight) <= 2e-6 * want_weight)
+    assert (np.unique(want_id[0] // (E // groups[0])).size) <= groups[1]
+
+
+def test_equal_groups_go_to_the_lower_one_and_the_two_best_of_a_group_decide():
+    logits = torch.tensor([[5.0, -5.0, 1.0, 1.0, 1.0, 1.0]])
+    expert_id, _ = ops.moe_route(logits, 2, "sigmoid", num_groups=3, topk_groups=1)
+    assert expert_id.tolist() == [[2, 3]]
+
+
+def test_nan_in_a_group_reaches_the_weights():
+    logits = torch.zeros(1, 6)
+    logits[0, 4] = float("nan")
+    expert_id, weight = ops.moe_route(logits, 2, "sigmoid", num_groups=3, topk_groups=1)
+    assert expert_id.tolist() == [[4, 5]] and weight.isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("groups", "top_k", "message"),
+    [((4, 1), 2, "num_groups"), ((6, 2), 2, "num_groups"), ((0, 1), 2, "num_groups"), ((3, 4), 2, "topk_groups"),
+     ((3, 0), 2, "topk_groups"), ((3, 1), 3, "top_k")],
+)  # fmt: skip
+def test_bad_groups(groups, top_k, message):
+    with pytest.raises(ValueError, match=f"moe_route: {message}: expected"):
+        ops.moe_route(torch.zeros(2, 6), top_k, "sigmoid", num_groups=groups[0], topk_groups=groups[1])

@@ -35,6 +35,18 @@ def pack_linear_fake(weight: Tensor) -> Tensor:
 
 
 @native.fake
+def dequantize_int4_fake(
+    weight: Tensor, scale: Tensor, bf16: bool, group_id: Tensor | None = None, num_rows: Tensor | None = None
+) -> Tensor:
+    G, N, num_words = weight.shape
+    K, num_blocks = 8 * num_words, (N + PACKED_OUTPUTS - 1) // PACKED_OUTPUTS
+    shape = (G, num_blocks, K, PACKED_OUTPUTS)
+    if weight.device.type == "cuda":
+        shape = (G, num_blocks, (K + PACKED_INPUTS - 1) // PACKED_INPUTS, PACKED_OUTPUTS * PACKED_INPUTS)
+    return weight.new_empty(shape, dtype=torch.bfloat16 if bf16 else torch.float32)
+
+
+@native.fake
 def linear_fake(
     x: Tensor, packed: Tensor, num_out: int, residual: Tensor | None, out_f32: bool, num_rows: Tensor | None = None,
     settled: bool = False,
@@ -86,6 +98,8 @@ def moe_route_fake(
     renormalize: bool,
     scaling_factor: float,
     num_rows: Tensor | None = None,
+    num_groups: int = 1,
+    topk_groups: int = 1,
 ) -> tuple[Tensor, Tensor]:
     shape = (logits.shape[0], top_k)
     return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape)

@@ -30,9 +30,11 @@ _SCORINGS = {"softmax": 0, "sigmoid": 1}
 class PackedLinear(NamedTuple):
     """Weights of one matrix per group, packed by `pack_linear`. The layout belongs to the device; zeros past N and K.
 
-    data:    float, on a CPU [G, ceil(N/16), K, 16], on a GPU [G, ceil(N/16), ceil(K/32), 512]; never written to again
+    data:    float, on a CPU [G, ceil(N/16), K, 16], on a GPU [G, ceil(N/16), ceil(K/32), 512]; or INT4, see
+             `int4_linear`. Never written to again.
     settled: a GPU had written `data` before anyone could use it. Products then read it while the kernel before them
              still runs.
+    scale:   of INT4 weights
     """
 
     data: Tensor
@@ -40,6 +42,7 @@ class PackedLinear(NamedTuple):
     num_in: int
     num_groups: int
     settled: bool = False
+    scale: Tensor | None = None
 
 
 class PackedExperts(NamedTuple):
@@ -48,6 +51,7 @@ class PackedExperts(NamedTuple):
     gate_up, down: data of PackedLinear for E matrices [2I, D] and [D, I]
     shared_gate_up, shared_down: for one matrix [2S, D] and [D, S], or None
     width, shared_width: I and S; S is 0 without a shared expert
+    gate_up_scale, down_scale: where the routed experts are INT4, i32 [E, 2I, D/8] and [E, D, I/8]: their scales
     """
 
     gate_up: Tensor
@@ -56,6 +60,8 @@ class PackedExperts(NamedTuple):
     shared_down: Tensor | None
     width: int
     shared_width: int
+    gate_up_scale: Tensor | None = None
+    down_scale: Tensor | None = None
 
 
 def embed(weight: Tensor, token: Tensor, num_rows: Tensor | None = None) -> Tensor:
@@ -85,6 +91,34 @@ def _settle(data: Tensor) -> bool:
     return True
 
 
+def int4_linear(weight: Tensor, scale: Tensor) -> PackedLinear:
+    """INT4 weights that stay INT4: weight i32 [N, K/8] or [G, N, K/8], value + 8 in each nibble, the lowest first.
+
+    scale: float [N, K/group] or [G, N, K/group]. Products have the bits of those with value · scale in the type of x.
+    """
+    if weight.dim() == 2:
+        weight, scale = weight.unsqueeze(0), scale.unsqueeze(0)
+    num_groups, num_out, num_words = weight.shape
+    return PackedLinear(weight.contiguous(), num_out, 8 * num_words, num_groups, False, scale.contiguous())
+
+
+def dequantize_int4(
+    weight: Tensor, scale: Tensor, bf16: bool, group_id: Tensor | None = None, num_rows: Tensor | None = None
+) -> Tensor:
+    """INT4 weights to the packed floats that products take: weight i32 [G, N, K/8], scale float [G, N, K/group].
+
+    Values are value · scale in f32, rounded to bf16 if asked. group_id i32 [T, k] names the groups that are wanted;
+    what it does not name is undefined. Raises ValueError for scales that do not divide the inputs into groups.
+    """
+    return native.dequantize_int4(weight, scale, bf16, group_id, num_rows)
+
+
+def _floats(packed: PackedLinear, dtype: torch.dtype) -> Tensor:
+    if packed.scale is None:
+        return packed.data
+    return native.dequantize_int4(packed.data, packed.scale, dtype == torch.bfloat16)
+
+
 def linear(
     x: Tensor,
     packed: PackedLinear,
@@ -99,14 +133,14 @@ def linear(
     """
     if x.is_cuda:
         _expect_inputs("linear", x, packed)
-    return native.linear(x, packed.data, packed.num_out, residual, out_f32, num_rows, packed.settled)
+    return native.linear(x, _floats(packed, x.dtype), packed.num_out, residual, out_f32, num_rows, packed.settled)
 
 
 def linear_heads(x: Tensor, packed: PackedLinear, num_rows: Tensor | None = None) -> Tensor:
     """One matrix per head: x float [T, G, K] (rows and heads may be strided) -> float [T, G, N]."""
     if x.is_cuda:
         _expect_inputs("linear_heads", x, packed)
-    return native.linear_heads(x, packed.data, packed.num_out, num_rows, packed.settled)
+    return native.linear_heads(x, _floats(packed, x.dtype), packed.num_out, num_rows, packed.settled)
 
 
 def _expect_inputs(name: str, x: Tensor, packed: PackedLinear) -> None:
@@ -166,17 +200,21 @@ def moe_route(
     renormalize: bool = False,
     scaling_factor: float = 1.0,
     num_rows: Tensor | None = None,
+    num_groups: int = 1,
+    topk_groups: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """The top_k experts of each row: logits f32 [T, E], bias f32 [E] -> (expert_id i32, weight f32), both [T, top_k].
 
     Ids ascend. Scores are the softmax over all experts or each logit's sigmoid; the bias takes part in the selection
     only. Weights are the scores, divided by (sum + 1e-20) if `renormalize`, times scaling_factor. Equal scores: the
-    lower id first. Raises ValueError for another scoring or a top_k outside 1 … E.
+    lower id first. With several groups of neighbouring experts, only those of the topk_groups groups take part whose
+    two best score + bias have the largest sum (equal: the lower group). Raises ValueError for another scoring, a top_k
+    outside 1 … E, and groups that do not divide the experts or hold too few of them.
     """
     code = _SCORINGS.get(scoring)
     if code is None:
         raise ValueError(f"moe_route: scoring: expected one of {list(_SCORINGS)}, got {scoring!r}")
-    return native.moe_route(logits, bias, top_k, code, renormalize, scaling_factor, num_rows)
+    return native.moe_route(logits, bias, top_k, code, renormalize, scaling_factor, num_rows, num_groups, topk_groups)
 
 
 def pack_experts(
@@ -217,7 +255,11 @@ def moe_experts(
     expert_id i32 and weight f32 [T, top_k], as `moe_route` returns them. Experts are added in order of id, the shared
     one last. Raises ValueError for an expert id outside 0 … E-1.
     """
-    gate_up, down, shared_gate_up, shared_down, width, shared_width = experts
+    gate_up, down, shared_gate_up, shared_down, width, shared_width, gate_up_scale, down_scale = experts
+    if gate_up_scale is not None:
+        bf16 = x.dtype == torch.bfloat16
+        gate_up = native.dequantize_int4(gate_up, gate_up_scale, bf16, expert_id, num_rows)
+        down = native.dequantize_int4(down, down_scale, bf16, expert_id, num_rows)
     return native.moe_experts(
         x, gate_up, down, shared_gate_up, shared_down, expert_id, weight, width, shared_width, residual, num_rows
     )

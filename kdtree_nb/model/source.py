@@ -1,0 +1,120 @@
+"""Where a model's weights come from: by name and shape, as torch tensors of one dtype on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from kdtree_nb.errors import CheckpointError
+from kdtree_nb.hf import CheckpointFolder, HfConfig
+from kdtree_nb.hf.dequantize import dequantize_fp8, dequantize_int4
+from kdtree_nb.hf.rotary_rows import plain_rows, to_neox
+from kdtree_nb.hf.tensors import is_int4
+from kdtree_nb.kdtr import KdtrFile
+
+
+class Source(Protocol):
+    """Reads tensors under the names of DeepSeek checkpoints, rotary parts in NeoX order (i, i + R/2)."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    def __call__(self, name: str, *shape: int) -> torch.Tensor:
+        """The tensor on `device` in `dtype`. Raises CheckpointError if it is missing or has another shape."""
+
+    def float32(self, name: str, *shape: int) -> torch.Tensor:
+        """The same in float32, for what is never rounded."""
+
+    def int4(self, name: str, *shape: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Where a weight [N, K] is stored as INT4: its words i32 [N, K/8] and scales [N, K/group]; else None."""
+
+
+class ArraySource:
+    """Float32 arrays by name: of a KDTR file, or in memory."""
+
+    def __init__(
+        self, read: Callable[[str], np.ndarray], names: frozenset[str], where: str, device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        self._read, self._names, self._where = read, names, where
+        self.device, self.dtype = device, dtype
+
+    @classmethod
+    def of_file(cls, file: KdtrFile, device: torch.device, dtype: torch.dtype) -> ArraySource:
+        """The tensors of a KDTR file."""
+        return cls(file.float32, frozenset(file.names), str(file.path), device, dtype)
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, np.ndarray], device: torch.device, dtype: torch.dtype) -> ArraySource:
+        """Arrays in memory."""
+        return cls(arrays.__getitem__, frozenset(arrays), "weights", device, dtype)
+
+    def __call__(self, name: str, *shape: int) -> torch.Tensor:
+        return self.float32(name, *shape).to(self.dtype)
+
+    def float32(self, name: str, *shape: int) -> torch.Tensor:
+        """The array as it is, in float32."""
+        if name not in self._names:
+            raise CheckpointError(f"load_model: {self._where}: expected a tensor {name!r}, got none of that name")
+        array = self._read(name)
+        if array.shape != shape:
+            raise CheckpointError(f"load_model: tensor {name!r}: expected shape {shape}, got {tuple(array.shape)}")
+        return torch.from_numpy(np.array(array, dtype=np.float32)).to(self.device)
+
+    def int4(self, name: str, *shape: int) -> None:
+        """Arrays are never INT4."""
+
+
+class FolderSource:
+    """The tensors of a checkpoint folder, dequantised, with rotary rows moved into NeoX order.
+
+    on_bytes: told the bytes of every tensor that was read
+    """
+
+    def __init__(
+        self, config: HfConfig, folder: CheckpointFolder, device: torch.device, dtype: torch.dtype,
+        on_bytes: Callable[[int], object] = lambda num_bytes: None,
+    ) -> None:  # fmt: skip
+        self.config, self.folder, self.device, self.dtype = config, folder, device, dtype
+        self._on_bytes = on_bytes
+
+    def __call__(self, name: str, *shape: int) -> torch.Tensor:
+        return self._read(name, shape, self.dtype)
+
+    def float32(self, name: str, *shape: int) -> torch.Tensor:
+        """The tensor in float32."""
+        return self._read(name, shape, torch.float32)
+
+    def int4(self, name: str, *shape: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The words and scales of an INT4 weight, or None."""
+        name = self.config.prefix + name
+        if not is_int4(self.config, self.folder, name):
+            return None
+        layer = name.removesuffix(".weight")
+        return self._move(f"{layer}.weight_packed"), self._move(f"{layer}.weight_scale")
+
+    def _read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        value = self._load(self.config.prefix + name, dtype)
+        if tuple(value.shape) != shape:
+            raise CheckpointError(f"load_model: tensor {name!r}: expected shape {shape}, got {tuple(value.shape)}")
+        num_plain = plain_rows(self.config.model, name)
+        if num_plain is None or not self.config.is_interleaved:
+            return value
+        return to_neox(value, num_plain, self.config.model.qk_rope_head_dim)
+
+    def _load(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        found = self.int4(name.removeprefix(self.config.prefix))
+        if found is not None:
+            return dequantize_int4(*found, dtype)
+        scale = f"{name}_scale_inv"
+        if scale in self.folder.entries:
+            return dequantize_fp8(self._move(name), self._move(scale), self.config.quantization, dtype)
+        return self._move(name).to(dtype)
+
+    def _move(self, name: str) -> torch.Tensor:
+        value = self.folder.tensor(name).to(self.device)
+        self._on_bytes(self.folder.entry(name).num_bytes)
+        return value

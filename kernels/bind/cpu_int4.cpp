@@ -1,0 +1,38 @@
+// CPU binding of dequantize_int4: check, allocate, call.
+#include <ATen/Parallel.h>
+#include <torch/library.h>
+
+#include <optional>
+
+#include "checks.h"
+#include "int4_sizes.h"
+
+#define KDTREE_LIBRARY_IMPL_(ns, key, m) TORCH_LIBRARY_IMPL(ns, key, m)
+#define KDTREE_LIBRARY_IMPL(ns, key, m) KDTREE_LIBRARY_IMPL_(ns, key, m)
+
+namespace kdtree::bind {
+namespace {
+
+constexpr int64_t kPackedOutputs = 16;
+
+at::Tensor dequantize_int4(const at::Tensor& weight, const at::Tensor& scale, bool bf16,
+                           const std::optional<at::Tensor>& group_id, const std::optional<at::Tensor>& rows_used) {
+  const char* op = "dequantize_int4";
+  expect_array(op, "weight", weight, at::kInt, {-1, -1, -1}, "[G, N, K/8]");
+  expect_array(op, "scale", scale, scale.scalar_type(), {weight.size(0), weight.size(1), -1}, "[G, N, K/group]");
+  if (group_id) expect_array(op, "group_id", *group_id, at::kInt, {-1, -1}, "[T, top_k]");
+  const Int4Sizes s(op, weight, scale, group_id);
+  at::Tensor packed = new_cpu({s.num_groups, (s.num_out + kPackedOutputs - 1) / kPackedOutputs, s.num_in, kPackedOutputs},
+                              bf16 ? at::kBFloat16 : at::kFloat);
+  expect_ok(op, dequantize_int4_cpu({weight.const_data_ptr<int32_t>(), scale.const_data_ptr(),
+                                     packed.mutable_data_ptr(), s.ids, s.num_ids, s.num_groups, s.num_out, s.num_in,
+                                     s.group_size, bf16 ? kBF16 : kF32, float_type(op, "scale", scale),
+                                     at::get_num_threads(), rows_in_use(op, rows_used), s.ids_per_row}));
+  return packed;
+}
+
+}  // namespace
+
+KDTREE_LIBRARY_IMPL(KDTREE_NS, CPU, m) { m.impl("dequantize_int4", &dequantize_int4); }
+
+}  // namespace kdtree::bind
