@@ -56,10 +56,10 @@ void dequantize(const DequantizeInt4Args& a) {
 
 int dequantize_int4_cpu(const DequantizeInt4Args& a) {
   if (a.group_size < 1 || a.group_size % kInt4PerWord || a.num_in % a.group_size) return kUnsupported;
-  if (a.dtype == kF32)
-    a.scale_dtype == kF32 ? dequantize<float, float>(a) : dequantize<float, Bf16>(a);
+  if (a.out_dtype == kF32)
+    a.dtype == kF32 ? dequantize<float, float>(a) : dequantize<float, Bf16>(a);
   else
-    a.scale_dtype == kF32 ? dequantize<Bf16, float>(a) : dequantize<Bf16, Bf16>(a);
+    a.dtype == kF32 ? dequantize<Bf16, float>(a) : dequantize<Bf16, Bf16>(a);
   return kOk;
 }
 

@@ -64,9 +64,9 @@ int launch_for(const DequantizeInt4Args& a, void* stream) {
 
 int dequantize_int4_cuda(const DequantizeInt4Args& a, void* stream) {
   if (a.group_size < 1 || a.group_size % kInt4PerWord || a.num_in % a.group_size) return kUnsupported;
-  if (a.dtype == kF32)
-    return a.scale_dtype == kF32 ? launch_for<float, float>(a, stream) : launch_for<float, __nv_bfloat16>(a, stream);
-  return a.scale_dtype == kF32 ? launch_for<__nv_bfloat16, float>(a, stream)
+  if (a.out_dtype == kF32)
+    return a.dtype == kF32 ? launch_for<float, float>(a, stream) : launch_for<float, __nv_bfloat16>(a, stream);
+  return a.dtype == kF32 ? launch_for<__nv_bfloat16, float>(a, stream)
                                : launch_for<__nv_bfloat16, __nv_bfloat16>(a, stream);
 }
 

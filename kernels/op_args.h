@@ -74,14 +74,14 @@ struct PackLinearArgs {
 };
 
 // INT4 weights, as checkpoints hold them, to the packed floats that linear and moe_experts take: value * scale, in FP32,
-// rounded once to dtype. So a product with INT4 weights has the bits of the product with the values they stand for.
+// rounded once to out_dtype. So a product with INT4 weights has the bits of the product with the values they stand for.
 struct DequantizeInt4Args {
   const int32_t* weight;     // [G, N, K/8]: value + 8 of k in bits 4 (k mod 8) … + 3 of word k / 8
-  const void* scale;         // scale_dtype [G, N, K/group_size]
-  void* packed;              // Float, as in PackLinearArgs
+  const void* scale;         // Float [G, N, K/group_size]
+  void* packed;              // out_dtype, as in PackLinearArgs
   const int32_t* group_id;   // [num_ids] the groups that are wanted, others are left as they are; or nullptr: all
   int64_t num_ids, num_groups, num_out, num_in, group_size;   // num_in a multiple of group_size, that of 8
-  Dtype dtype, scale_dtype;
+  Dtype dtype, out_dtype;
   int32_t num_threads;
   const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device * ids_per_row ids are in use
   int64_t ids_per_row;

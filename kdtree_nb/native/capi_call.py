@@ -17,7 +17,8 @@ SCORINGS = {"softmax": 0, "sigmoid": 1}
 
 _NUMPY = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64), "i64": np.dtype(np.int64),
           "i32": np.dtype(np.int32), "u8": np.dtype(np.uint8), "bf16": np.dtype(np.uint16)}  # fmt: skip
-_DEFAULTS = {"num_threads": 1, "weights_settled": False}
+_DEFAULTS = {"num_threads": 1, "weights_settled": False, "ids_per_row": 1}
+_OPTIONAL_SIZES = ("shared_width", "num_ids", "num_groups", "topk_groups")
 
 
 class Call:
@@ -88,10 +89,10 @@ class Call:
         return value_of(expression, self.symbols)
 
     def _bind(self, field: str, symbol: str) -> None:
-        """Take a size from the arguments; where an array shows it, too, both must agree. The shared experts' width may
-        be left out with them."""
+        """Take a size from the arguments; where an array shows it, too, both must agree. Those of
+        _OPTIONAL_SIZES may be left out."""
         known = self.symbols.get(symbol)
-        value = self.arguments.pop(field, 0 if field == "shared_width" else None)
+        value = self.arguments.pop(field, 0 if field in _OPTIONAL_SIZES else None)
         if not isinstance(value, int | np.integer) or not 0 <= value <= 1 << 40 or known not in (None, value):
             wanted = "an integer from 0 to 2^40" if known is None else f"{known}, the size of an array"
             raise ValueError(f"{self.op.name}: {field}: expected {wanted}, got {value!r}")

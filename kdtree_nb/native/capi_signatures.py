@@ -14,6 +14,8 @@ TEXT = {
     "embed": "weight[V D] token[T] -> out[T D] ; num_rows=T vocab_size=V dim=D",
     "rms_norm": "x[T D] weight[D] -> out[T D] ; num_rows=T dim=D x_stride=D",
     "pack_linear": "weight[G N K] -> packed{G N K} ; num_groups=G num_out=N num_in=K",
+    "dequantize_int4": "weight[G N K//8] scale[G N K//J] group_id?[I] -> packed{G N K} ; num_groups=G num_out=N "
+    "num_in=K group_size=J num_ids=I",
     "linear": "x[T G K] packed{G N K} residual?[T G N] -> out[T G N] ; num_rows=T num_groups=G num_out=N num_in=K "
     "x_row_stride=G*K x_group_stride=K",
     "rope": "x[T H R] cos_sin[P R] position[T] -> out[T H R] ; num_rows=T num_heads=H dim=R num_positions=P "
@@ -23,7 +25,8 @@ TEXT = {
     "argmax": "logits[T V] -> token[T] ; num_rows=T vocab_size=V",
     "sample": "logits[T V] stream[T] position[T] temperature[S] top_k[S] top_p[S] seed[S] -> token[T] ; num_rows=T "
     "vocab_size=V num_streams=S",
-    "moe_route": "logits[T E] bias?[E] -> expert_id[T A] weight[T A] ; num_rows=T num_experts=E top_k=A",
+    "moe_route": "logits[T E] bias?[E] -> expert_id[T A] weight[T A] ; num_rows=T num_experts=E top_k=A "
+    "num_groups=G topk_groups=F",
     "moe_experts": "x[T D] expert_id[T A] weight[T A] gate_up{E 2*I D} down{E D I} shared_gate_up?{1 2*S D} "
     "shared_down?{1 D S} residual?[T D] -> out[T D] ; num_rows=T dim=D num_experts=E top_k=A width=I shared_width=S",
     "cache_append": "latent[T C] k_rope[T R] stream[T] slot[T] cache![S P C+R] -> ; num_rows=T num_streams=S "
@@ -97,7 +100,12 @@ def _product(term: str, symbols: dict[str, int]) -> int:
     product = 1
     for factor in dividend.split("*"):
         product *= int(factor) if factor.isdigit() else symbols[factor]
-    return product // int(divisor) if divisor else product
+    if not divisor:
+        return product
+    size = int(divisor) if divisor.isdigit() else symbols[divisor]
+    if size == 0 or product % size and not divisor.isdigit():
+        raise ValueError(f"expected a size that divides {product}, got {size}")
+    return product // size
 
 
 def packed_shape(dims: list[int], is_cpu: bool) -> tuple[int, ...]:

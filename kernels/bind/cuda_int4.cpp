@@ -27,7 +27,7 @@ at::Tensor dequantize_int4(const at::Tensor& weight, const at::Tensor& scale, bo
                                  bf16 ? at::kBFloat16 : at::kFloat);
   call.check(dequantize_int4_cuda({weight.const_data_ptr<int32_t>(), scale.const_data_ptr(), packed.mutable_data_ptr(),
                                    s.ids, s.num_ids, s.num_groups, s.num_out, s.num_in, s.group_size,
-                                   bf16 ? kBF16 : kF32, float_type(op, "scale", scale), 0, call.rows_in_use(rows_used),
+                                   float_type(op, "scale", scale), bf16 ? kBF16 : kF32, 0, call.rows_in_use(rows_used),
                                    s.ids_per_row},
                                   call.stream()));
   return packed;

@@ -1,6 +1,7 @@
 // What each operation may be called with: `check` before a kernel runs, on any device; `explain` after one has refused
 // what its arrays hold, on a CPU; `check_sizes` where a caller asks how much memory to get. In the order of op_args.h.
 #pragma once
+#include "../expert_groups.h"
 #include "../sampling.h"
 #include "../tree_walk.h"
 #include "checks.h"
@@ -41,6 +42,23 @@ inline void check(const PackLinearArgs& a, Checks& c) {
   check_sizes(a, c);
   c.floats("weight", a.weight, a.dtype, {a.num_groups, a.num_out, a.num_in}, "[G, N, K]");
   c.packed("packed", a.packed, a.dtype, a.num_groups, a.num_out, a.num_in);
+}
+
+inline void check(const DequantizeInt4Args& a, Checks& c) {
+  c.dtype("dtype", a.dtype);
+  c.dtype("out_dtype", a.out_dtype);
+  c.sizes({{"num_groups", a.num_groups}, {"num_out", a.num_out}, {"num_in", a.num_in}, {"num_ids", a.num_ids},
+           {"ids_per_row", a.ids_per_row}});
+  c.range("group_size", a.group_size, 1, kMaxSize);
+  c.array("weight", a.weight, {a.num_groups, a.num_out, (a.num_in + 7) / 8}, "[G, N, K/8]");
+  const int64_t num_scales = a.num_in / (a.group_size > 0 ? a.group_size : 1);
+  c.floats("scale", a.scale, a.dtype, {a.num_groups, a.num_out, num_scales}, "[G, N, K/group_size]");
+  c.packed("packed", a.packed, a.out_dtype, a.num_groups, a.num_out, a.num_in);
+  if (a.group_id != nullptr) c.array("group_id", a.group_id, {a.num_ids}, "[num_ids]");
+  c.expect(num_scales * a.group_size == a.num_in && a.group_size % 8 == 0,
+           "group_size: expected a multiple of 8 that divides num_in, got another");
+  c.num_threads(a.num_threads);
+  c.num_rows_device(a.num_rows_device);
 }
 
 inline void check(const LinearArgs& a, Checks& c) {
@@ -140,6 +158,8 @@ inline void check(const MoeRouteArgs& a, Checks& c) {
   c.optional("bias", a.bias, sizeof(float), "[E]");
   c.array("expert_id", a.expert_id, {a.num_rows, a.top_k}, "[T, top_k]");
   c.array("weight", a.weight, {a.num_rows, a.top_k}, "[T, top_k]");
+  c.expect(groups_are_valid(a), "num_groups, topk_groups: expected whole groups of at least 2 experts, and top_k in "
+                                "those that are chosen, got others");
   c.num_rows_device(a.num_rows_device);
 }
 

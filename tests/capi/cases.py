@@ -54,6 +54,16 @@ class Cases:
     def pack_linear(self):
         return {"weight": self.floats(2, 35, 70)}
 
+    def dequantize_int4(self):
+        weight = self.integers(-(2**31), 2**31, 3, 35, 12)
+        return {
+            "weight": weight,
+            "scale": self.floats(3, 35, 3),
+            "num_in": 96,
+            "group_size": 32,
+            "out_dtype": self.dtype,
+        }
+
     def linear(self):
         self.weight = self.floats(2, 35, 70, scale=0.2)
         return {"x": self.floats(9, 2, 70), "packed": self.packed(self.weight), "num_out": 35,
@@ -180,6 +190,12 @@ def embed(a, cases):
 @oracle
 def rms_norm(a, cases):
     return [reference.rms_norm(wide(a.x), wide(a.weight), a.eps, cases.rounding)]
+
+
+@oracle
+def dequantize_int4(a, cases):
+    value = reference.dequantize_int4(a.weight, wide(a.scale), cases.rounding).astype(np.float32)
+    return [wide(cases.packed(value if cases.dtype == "f32" else Bf16.round(value)))]
 
 
 @oracle

@@ -72,6 +72,7 @@ TORCH = {
     "embed": lambda t: native.embed(*flat(t, "weight", "token")),
     "rms_norm": lambda t: native.rms_norm(*flat(t, "x", "weight", "eps")),
     "pack_linear": lambda t: native.pack_linear(t["weight"]),
+    "dequantize_int4": lambda t: native.dequantize_int4(t["weight"], t["scale"], t["out_dtype"] == "bf16"),
     "linear": lambda t: native.linear_heads(*flat(t, "x", "packed", "num_out")),
     "rope": lambda t: native.rope(*flat(t, "x", "cos_sin", "position")),
     "swiglu": lambda t: native.swiglu(t["gate_up"]),
@@ -248,7 +249,16 @@ def test_null_pointers_are_errors(op, library):
             setattr(args, name, memory.ctypes.data)
         if op == "step_commit" and name == "step":
             break  # every pointer is there; what follows reads the arrays
-    optional = {"num_rows_device", "row_begin", "bias", "residual", "shared_gate_up", "shared_down", "workspace"}
+    optional = {
+        "num_rows_device",
+        "row_begin",
+        "group_id",
+        "bias",
+        "residual",
+        "shared_gate_up",
+        "shared_down",
+        "workspace",
+    }
     assert set(wanted) >= set(known.pointers) - optional
 
 
