@@ -42,6 +42,7 @@ inline void check(const PackLinearArgs& a, Checks& c) {
   check_sizes(a, c);
   c.floats("weight", a.weight, a.dtype, {a.num_groups, a.num_out, a.num_in}, "[G, N, K]");
   c.packed("packed", a.packed, a.dtype, a.num_groups, a.num_out, a.num_in);
+  c.num_threads(a.num_threads);
 }
 
 inline void check(const DequantizeInt4Args& a, Checks& c) {
