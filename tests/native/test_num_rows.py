@@ -49,7 +49,7 @@ class Inputs:
 
 
 def moe_experts(i: Inputs) -> Call:
-    gate_up, down, shared_gate_up, shared_down, width, shared_width = i.experts()
+    gate_up, down, shared_gate_up, shared_down, width, shared_width = i.experts()[:6]
     order = lambda rows, others: [rows[0], *others[:4], *rows[1:3], *others[4:], rows[3]]  # noqa: E731
     id_ = torch.tensor([[0, 3], [1, 2], [2, 3], [0, 1], [1, 3], [0, 2], [2, 3]], dtype=torch.int32, device=i.device)
     rows = [i.normal(T, 32), id_, i.normal(T, 2, dtype=torch.float32), i.normal(T, 32)]
