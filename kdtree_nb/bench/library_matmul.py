@@ -80,14 +80,18 @@ class _Attention:
     def __init__(self, attention: Attention) -> None:
         self.ours = attention
         self.q_kv_a, self.o_proj = unpacked(attention.q_kv_a)[0], unpacked(attention.o_proj)[0]
+        self.q_b = None if attention.q_b is None else unpacked(attention.q_b)[0]
         self.w_kc, self.w_vc = unpacked(attention.w_kc), unpacked(attention.w_vc)
 
     def __call__(self, x: Tensor, rows: ops.Rows, cache: LatentCache, mask: Tensor) -> Tensor:
         a = self.ours
-        q_nope, q_rope, latent, k_rope = a.split(functional.linear(ops.rms_norm(x, a.norm, a.eps), self.q_kv_a))
+        q, latent, k_rope = a.split(functional.linear(ops.rms_norm(x, a.norm, a.eps), self.q_kv_a))
+        if self.q_b is not None:
+            q = functional.linear(ops.rms_norm(q, a.q_norm, a.latent_eps), self.q_b)
+        q_nope, q_rope = a.split_heads(q)
         q = torch.cat([_per_head(q_nope, self.w_kc), ops.rope(q_rope, a.cos_sin, rows.position)], -1)
         k_rope = ops.rope(k_rope, a.cos_sin, rows.position).squeeze(1)
-        cache.append(a.layer, ops.rms_norm(latent, a.kv_norm, a.eps), k_rope, rows)
+        cache.append(a.layer, ops.rms_norm(latent, a.kv_norm, a.latent_eps), k_rope, rows)
         attended = masked_attention(q, cache.layers[a.layer][0, : mask.shape[1]], mask, a.latent_dim, a.scale)
         value = _per_head(attended, self.w_vc).reshape(-1, a.value_dim)
         return ops.residual_add(x, functional.linear(value, self.o_proj))
@@ -123,7 +127,9 @@ class _Moe:
         o = self.ours
         h = ops.rms_norm(x, o.norm, o.eps)
         logits = product_f32(h, self.router)
-        expert_id, weight = ops.moe_route(logits, o.top_k, o.scoring, o.bias, o.renormalize, o.scaling_factor)
+        expert_id, weight = ops.moe_route(
+            logits, o.top_k, o.scoring, o.bias, o.renormalize, o.scaling_factor, None, o.n_group, o.topk_group
+        )
         total = torch.zeros(x.shape, device=x.device)
         chosen = expert_id.tolist()
         for expert in sorted({e for row in chosen for e in row}):
