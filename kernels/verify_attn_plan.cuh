@@ -18,6 +18,7 @@ constexpr uint64_t kTicketMark = uint64_t{0x7bd1f5a3} << 32;
 struct AttnLaunch {
   VerifyAttnArgs a;
   int64_t row_begin, num_rows;
+  int64_t query_begin, num_queries;  // the same in queries
   uint64_t* tickets;      // upper half: a mark that the count in the lower half is this launch's
   int32_t* num_leaves;    // [num_rows], or -1 for a row that is not valid
   float2* stats;          // [num_rows * H, max_leaves]: maximum (of log2), sum
@@ -32,11 +33,21 @@ struct AttnCosts {
   int min_log2_rows, max_log2_rows;            // query tiles that the kernel has
 };
 
+// What touches the time of the kernels with tensor cores, never the bits.
+struct AttnTuning {
+  AttnCosts mma, wgmma;
+  int max_blocks;
+  bool uses_wgmma;  // on Hopper
+};
+constexpr AttnTuning kAttnTuning{{{0.038f, 0.054f, 0.062f}, {0.4f, 0.8f, 1.5f}, {3.0f, 4.5f, 5.5f}, 4, 6},
+                                 {{0, 0, 0.028f}, {0, 0, 2.5f}, {0, 0, 1.0f}, 6, 6},
+                                 1 << 30, true};
+
 struct AttnItem {
   const char* keys;       // the stream's cache
   int begin, end;         // positions; begin is the first of a leaf
-  int prefix, plain_end;  // positions from `prefix` on lie on the path; before plain_end none does, and all are used
-  int first_query, num_queries, log2_rows;
+  int prefix, plain_end;  // positions from `prefix` on lie on the path; before plain_end slot and position are the same
+  int stream, first_query, num_queries, log2_rows;
   int node, depth;        // of a tail item, else -1
 };
 
@@ -48,9 +59,6 @@ struct AttnPlan {
   } streams[kMaxAttnStreams];
   int num_rows, num_tail_items, num_items, tail_log2_rows, shared_log2_rows, log2_unit;
   int ordered;                        // rows lie as tree_rows makes them
-  uint32_t ticket;
-  AttnItem item;
-  uint16_t path[kMaxPath];            // node at each depth
 };
 
 __device__ __forceinline__ int ceil_shift(int x, int shift) { return (x + (1 << shift) - 1) >> shift; }
@@ -65,19 +73,6 @@ __device__ __forceinline__ int num_runs(int end, int log2_unit) {
     if (last > begin) runs += ceil_shift(last - begin, max(log2_unit, kLog2FirstLeaf + r));
   }
   return runs;
-}
-
-__device__ __forceinline__ void find_run(int end, int log2_unit, int run, AttnItem& item) {
-  for (int r = 0; r < kNumLeafRegions; ++r) {
-    const int begin = leaf_region_begin(r), last = r + 1 < kNumLeafRegions ? min(end, leaf_region_begin(r + 1)) : end;
-    const int shift = max(log2_unit, kLog2FirstLeaf + r), runs = ceil_shift(last - begin, shift);
-    if (run < runs || r + 1 == kNumLeafRegions) {
-      item.begin = begin + (run << shift);
-      item.end = min(last, item.begin + (1 << shift));
-      return;
-    }
-    run -= runs;
-  }
 }
 
 // The estimated time of all items with query tiles of 2^log2_rows and runs of 2^log2_unit for the shared ones: the
@@ -106,6 +101,32 @@ __device__ float estimate(const AttnLaunch& launch, const AttnPlan& plan, const 
   return work + __fdividef(partials, partials > 2.0f * kCacheBytes ? kMemoryRate : kCacheRate);
 }
 
+// One warp: whether there is a block for every item when runs are as short as can be. Then nothing else is as fast.
+__device__ __forceinline__ bool shortest_runs_fit(const AttnLaunch& launch, const AttnPlan& plan, int log2_rows, int lane) {
+  int items = 0;
+  for (int s = lane; s < int(launch.a.num_streams); s += kWarp) {
+    const AttnPlan::Stream& stream = plan.streams[s];
+    if (stream.num_rows > 0 && stream.shared_end > 0)
+      items += ceil_shift(stream.num_rows * int(launch.a.num_heads), log2_rows) * (leaf_of(stream.shared_end - 1) + 1);
+  }
+  return __reduce_add_sync(0xffffffffu, items) + plan.num_tail_items <= int(gridDim.x);
+}
+
+// One warp: the choice that is estimated fastest; choice k is the query tile k % sizes and the run length k / sizes.
+__device__ int fastest_choice(const AttnLaunch& launch, const AttnPlan& plan, const AttnCosts& costs, int sizes, int lane) {
+  const int log2_rows = costs.min_log2_rows + lane % sizes, log2_unit = kLog2FirstLeaf + lane / sizes;
+  float best_time = INFINITY;
+  if (lane < sizes * kNumLeafRegions) best_time = estimate(launch, plan, costs, log2_rows, log2_unit);
+  int best = lane;
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    const float time = __shfl_xor_sync(0xffffffffu, best_time, offset);
+    const int other = __shfl_xor_sync(0xffffffffu, best, offset);
+    if (time < best_time || (time == best_time && other < best)) best_time = time, best = other;
+  }
+  return best;
+}
+
 // One warp: the query tile and the run length that are estimated fastest, then the items of each stream.
 __device__ void choose_tiles(const AttnLaunch& launch, AttnPlan& plan, const AttnCosts& costs, int lane) {
   const int num_streams = int(launch.a.num_streams), num_heads = int(launch.a.num_heads);
@@ -118,16 +139,8 @@ __device__ void choose_tiles(const AttnLaunch& launch, AttnPlan& plan, const Att
   }
   __syncwarp();
   const int sizes = costs.max_log2_rows - costs.min_log2_rows + 1;
-  const int log2_rows = costs.min_log2_rows + lane % sizes, log2_unit = kLog2FirstLeaf + lane / sizes;
-  float best_time = INFINITY;
-  if (lane < sizes * kNumLeafRegions) best_time = estimate(launch, plan, costs, log2_rows, log2_unit);
-  int best = lane;
-#pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-    const float time = __shfl_xor_sync(0xffffffffu, best_time, offset);
-    const int other = __shfl_xor_sync(0xffffffffu, best, offset);
-    if (time < best_time || (time == best_time && other < best)) best_time = time, best = other;
-  }
+  const bool is_clear = sizes == 1 && shortest_runs_fit(launch, plan, costs.min_log2_rows, lane);
+  const int best = is_clear ? 0 : fastest_choice(launch, plan, costs, sizes, lane);
   const int shared_log2_rows = costs.min_log2_rows + best % sizes, shared_log2_unit = kLog2FirstLeaf + best / sizes;
   int items = 0;
   for (int first = 0; first < num_streams; first += kWarp) {
@@ -188,102 +201,6 @@ __device__ void make_plan(const AttnLaunch& launch, const AttnCosts& costs, Attn
   __syncthreads();
   if (thread < kWarp) choose_tiles(launch, plan, costs, thread);
   __syncthreads();
-}
-
-// One thread. An item without keys (end == begin) has nothing to do.
-__device__ void find_tail_item(const AttnLaunch& launch, AttnPlan& plan, int index) {
-  const VerifyAttnArgs& a = launch.a;
-  AttnItem& item = plan.item;
-  const int tiles = ceil_shift(int(a.num_heads), plan.tail_log2_rows), row = index / tiles;
-  const int head = (index % tiles) << plan.tail_log2_rows;
-  item.first_query = row * int(a.num_heads) + head;
-  item.num_queries = min(1 << plan.tail_log2_rows, int(a.num_heads) - head);
-  item.log2_rows = plan.tail_log2_rows;
-  item.begin = item.end = 0;
-  item.node = item.depth = 0;
-  const int s = a.stream[launch.row_begin + row], node = a.node[launch.row_begin + row];
-  bool valid = plan.ordered && s >= 0 && s < a.num_streams && node >= 0 && node < a.num_tree_slots;
-  valid = valid && plan.streams[s].prefix >= 0 && plan.streams[s].prefix + node < a.num_slots;
-  const int depth = valid ? a.depth[s * a.num_tree_slots + node] : -1;
-  valid = valid && depth >= 0 && depth <= node;
-  if (valid) {
-    item.prefix = plan.streams[s].prefix;
-    item.begin = plan.streams[s].shared_end;
-    item.end = item.prefix + depth + 1;
-    item.plain_end = item.prefix;
-    item.node = node;
-    item.depth = depth;
-    item.keys = static_cast<const char*>(a.cache);
-    const int64_t row_bytes = (a.latent_dim + a.rope_dim) * (a.dtype == kF32 ? 4 : 2);
-    item.keys += s * a.num_slots * row_bytes;
-  }
-  if (head == 0) launch.num_leaves[row] = valid ? leaf_of(item.end - 1) + 1 : -1;
-}
-
-__device__ void find_shared_item(const AttnLaunch& launch, AttnPlan& plan, int index) {
-  const VerifyAttnArgs& a = launch.a;
-  AttnItem& item = plan.item;
-  int s = 0;
-  while (s + 1 < a.num_streams && index >= plan.streams[s].items_end) ++s;
-  const AttnPlan::Stream& stream = plan.streams[s];
-  if (s > 0) index -= plan.streams[s - 1].items_end;
-  const int queries = stream.num_rows * int(a.num_heads), tiles = ceil_shift(queries, plan.shared_log2_rows);
-  const int first = (index % tiles) << plan.shared_log2_rows;
-  find_run(stream.shared_end, plan.log2_unit, num_runs(stream.shared_end, plan.log2_unit) - 1 - index / tiles, item);
-  item.first_query = stream.row_begin * int(a.num_heads) + first;
-  item.num_queries = min(1 << plan.shared_log2_rows, queries - first);
-  item.log2_rows = plan.shared_log2_rows;
-  item.prefix = item.plain_end = item.end;
-  item.node = item.depth = -1;
-  const int64_t row_bytes = (a.latent_dim + a.rope_dim) * (a.dtype == kF32 ? 4 : 2);
-  item.keys = static_cast<const char*>(a.cache) + s * a.num_slots * row_bytes;
-}
-
-// All threads, none of which still uses plan.item or `scratch` (4 * N bytes): makes plan.item the item of this ticket;
-// false when there is none left.
-__device__ bool begin_item(const AttnLaunch& launch, AttnPlan& plan, uint32_t ticket, int* scratch) {
-  if (ticket >= uint32_t(plan.num_items)) return false;
-  if (threadIdx.x == 0) {
-    if (ticket < uint32_t(plan.num_tail_items))
-      find_tail_item(launch, plan, int(ticket));
-    else
-      find_shared_item(launch, plan, int(ticket) - plan.num_tail_items);
-  }
-  __syncthreads();
-  const int node = plan.item.node, depth = plan.item.depth;
-  if (node < 0) return true;
-  if (depth == node) {  // only a chain is as deep as its index
-    for (int k = threadIdx.x; k <= depth; k += blockDim.x) plan.path[k] = uint16_t(k);
-  } else {
-    const VerifyAttnArgs& a = launch.a;
-    const int64_t s = a.stream[launch.row_begin + plan.item.first_query / int(a.num_heads)];
-    for (int i = threadIdx.x; i <= node; i += blockDim.x) scratch[i] = a.parent[s * a.num_tree_slots + i];
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      int at = node;
-      for (int k = depth; k >= 0; --k) {
-        plan.path[k] = uint16_t(at);
-        at = scratch[at];
-        at = at < 0 || at > node ? 0 : at;  // a broken tree may give wrong sums, not wrong addresses
-      }
-    }
-  }
-  __syncthreads();
-  return true;
-}
-
-// One thread, while the item's first keys are on their way: the ticket of the item after this one.
-__device__ void draw_ticket(const AttnLaunch& launch, AttnPlan& plan) {
-  plan.ticket = 0xffffffffu;
-  if (plan.num_items <= int(gridDim.x)) return;
-  for (int tries = 0; tries < 10000; ++tries) {
-    const uint64_t drawn = atomicAdd(reinterpret_cast<unsigned long long*>(launch.tickets), 1ull);
-    if (drawn >> 32 == kTicketMark >> 32) {
-      plan.ticket = gridDim.x + uint32_t(drawn);
-      return;
-    }
-    __nanosleep(100);  // block 0 has not yet set the mark; without a ticket, other blocks do the work
-  }
 }
 
 }  // namespace kdtree

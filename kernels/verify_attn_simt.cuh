@@ -7,12 +7,13 @@
 #pragma once
 #include <type_traits>
 
-#include "verify_attn_plan.cuh"
+#include "verify_attn_items.cuh"
 
 namespace kdtree {
 
 constexpr int kSimtThreads = 256, kSimtQueries = 4, kSimtSlots = 4, kSimtWarps = kSimtThreads / kWarp;
 constexpr int kSimtGroups = kSimtWarps / kSimtSlots, kSimtLog2Queries = 5;
+constexpr AttnCosts kSimtCosts{{0.05f, 0.05f, 0.05f}, {2, 2, 2}, {3, 3, 3}, kSimtLog2Queries, kSimtLog2Queries};
 constexpr int kSimtRound = kSimtGroups * kSimtQueries;  // queries at a time
 
 // E elements of a key a lane.
@@ -59,7 +60,7 @@ struct SimtWorker {
 
   __device__ void load_queries() {
     const VerifyAttnArgs& a = launch.a;
-    const int64_t begin = launch.row_begin * a.num_heads + item.first_query + first;
+    const int64_t begin = launch.query_begin + item.first_query + first;
     for (int i = slot * kWarp + lane; i < kSimtQueries * width; i += kSimtSlots * kWarp) {
       const int j = i / width, column = i % width;
       const Float* from = column < latent
@@ -164,7 +165,7 @@ struct SimtWorker {
       total = __fmaf_rn(factor[k], stats.y, total);
     }
     if (slot == 0 && lane == 0) launch.stats[q * launch.max_leaves + leaf] = make_float2(largest, total);
-    float* to = launch.partials + (leaf * launch.num_rows * launch.a.num_heads + q) * launch.pitch;
+    float* to = launch.partials + (leaf * launch.num_queries + q) * launch.pitch;
     for (int column = slot * kWarp + lane; column < latent; column += kSimtSlots * kWarp) {
       float x = 0.0f;
 #pragma unroll
@@ -179,14 +180,16 @@ template <class Float, int E>
 __global__ void __launch_bounds__(kSimtThreads, 1)
     attn_simt_kernel(const __grid_constant__ AttnLaunch launch, const __grid_constant__ AttnCosts costs) {
   __shared__ AttnPlan plan;
+  __shared__ AttnWork work;
   __shared__ SimtShared<E> shared;
   __shared__ int scratch[kMaxPath];
   wait_for_previous_kernel();
   allow_next_kernel();
   make_plan(launch, costs, plan);
-  for (uint32_t ticket = blockIdx.x; begin_item(launch, plan, ticket, scratch); ticket = plan.ticket) {
-    if (threadIdx.x == 0) draw_ticket(launch, plan);
-    SimtWorker<Float, E>(launch, plan.item, plan.path, shared).run();
+  for (uint32_t ticket = blockIdx.x; begin_item(launch, plan, work, ticket, scratch);
+       ticket = work.next_ticket) {
+    if (threadIdx.x == 0) work.next_ticket = draw_ticket(launch, plan);
+    SimtWorker<Float, E>(launch, work.item, work.path, shared).run();
     __syncthreads();
   }
 }

@@ -12,9 +12,9 @@ from check_common import BF16, DEV, F32, NAN, count_of, expect, failures, poison
 from op_lib import library, run, workspace_bytes
 
 
-def tune(log2_rows: int = 0, item_cost: float = -1.0, blocks: int = 1 << 30, shared_bytes: int = 1 << 30) -> None:
-    """Replaces the choices of the tensor-core kernel; without arguments, restores them."""
-    library().tune_attn(log2_rows, ctypes.c_float(item_cost), blocks, shared_bytes)
+def tune(log2_rows: int = 0, item_cost: float = -1.0, blocks: int = 1 << 30, uses_wgmma: bool = True) -> None:
+    """Replaces the choices of the tensor-core kernels; without arguments, restores them."""
+    library().tune_attn(log2_rows, ctypes.c_float(item_cost), blocks, int(uses_wgmma))
 
 
 @dataclass
@@ -177,7 +177,7 @@ def replay(batch: Batch, stream: int, nodes: list[int], out: torch.Tensor, start
 
 
 def check_batch(
-    batch: Batch, name: str, rng: random.Random, paths: int = 2, variants: bool = True
+    batch: Batch, name: str, rng: random.Random, paths: int = 2, variants: bool = True, uses_wgmma: bool = True
 ) -> tuple[float, int]:
     """All invariances of one batch -> (largest row error, positions compared bit by bit)."""
     out = batch.run()
@@ -206,17 +206,17 @@ def check_batch(
     expect(same_bits(partly[:used], out[:used]) and partly[used:].isnan().all(), f"{name}: {used} rows in use")
     expect(same_bits(batch.run(workspace_rows=max(1, len(out) // 3)), out), f"{name}: smaller workspace")
     if variants:
-        check_tilings(batch, out, name)
+        check_tilings(batch, out, name, uses_wgmma)
     return error, compared + 2 * len(out)
 
 
-def check_tilings(batch: Batch, out: torch.Tensor, name: str, shared_bytes: int = 1 << 30) -> None:
+def check_tilings(batch: Batch, out: torch.Tensor, name: str, uses_wgmma: bool = True) -> None:
     """Every query tile, short and long runs, few blocks: the same bits."""
     for log2_rows in (4, 5, 6):
-        for item_cost, blocks in ((0.0, 1 << 30), (1e6, 1 << 30), (3.0, 3)):
-            tune(log2_rows, item_cost, blocks, shared_bytes)
+        for item_cost, blocks in ((0.0, 1 << 30), (1e6, 1 << 30), (3.0, 3), (1e6, 2)):
+            tune(log2_rows, item_cost, blocks, uses_wgmma)
             expect(same_bits(batch.run(), out), f"{name}: tile 2^{log2_rows}, item cost {item_cost}, {blocks} blocks")
-    tune(shared_bytes=shared_bytes)
+    tune(uses_wgmma=uses_wgmma)
 
 
 def check_invalid_rows(dims: Dims) -> None:

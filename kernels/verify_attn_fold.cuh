@@ -1,0 +1,130 @@
+// The second half of verify_attn: the leaves of a query, whose sums lie in the workspace, are folded. The order is fixed by
+// the leaves' indices: sum j takes the leaves j, j + 8, …, then the 8 sums are added in order.
+#pragma once
+#include "verify_attn_plan.cuh"
+
+namespace kdtree {
+
+constexpr int kFoldThreads = 256, kFoldWarps = kFoldThreads / kWarp, kFoldSums = 8, kFoldColumns = 4 * kWarp;
+constexpr int kFoldBlocks = 2;  // of a multiprocessor, at once
+
+__device__ __forceinline__ void add_weighted(float4& acc, float weight, const float4& x) {
+  acc.x = __fmaf_rn(weight, x.x, acc.x);
+  acc.y = __fmaf_rn(weight, x.y, acc.y);
+  acc.z = __fmaf_rn(weight, x.z, acc.z);
+  acc.w = __fmaf_rn(weight, x.w, acc.w);
+}
+__device__ __forceinline__ void add_to(float4& acc, const float4& x) {
+  acc.x = __fadd_rn(acc.x, x.x);
+  acc.y = __fadd_rn(acc.y, x.y);
+  acc.z = __fadd_rn(acc.z, x.z);
+  acc.w = __fadd_rn(acc.w, x.w);
+}
+
+// Maximum over the leaves, and 1 / the sum over them of exp2(maximum - largest) * sum: lanes take leaves lane, lane +
+// 32, …
+struct QueryTotal {
+  float largest, inverse_sum;
+};
+
+__device__ __forceinline__ QueryTotal total_of(const float2* stats, int num_leaves, int lane) {
+  float largest = -INFINITY, sum = 0.0f;
+  for (int c = lane; c < num_leaves; c += kWarp) largest = fmaxf(largest, stats[c].x);
+  largest = warp_max(largest);
+  for (int c = lane; c < num_leaves; c += kWarp)
+    sum = __fmaf_rn(exp2f(__fsub_rn(stats[c].x, largest)), stats[c].y, sum);
+  return {largest, __fdiv_rn(1.0f, warp_sum(sum))};
+}
+
+template <class Float>
+__device__ __forceinline__ void store_columns(Float* out, int count, const float4& acc, float scale) {
+  const float v[4] = {acc.x, acc.y, acc.z, acc.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if (i < count) out[i] = from_float<Float>(__fmul_rn(v[i], scale));
+}
+
+// Leaves of the query with most of them, at most.
+__device__ __forceinline__ int most_leaves(const VerifyAttnArgs& a, int lane) {
+  int prefix = 0;
+  for (int s = lane; s < int(a.num_streams); s += kWarp) prefix = max(prefix, a.prefix_len[s]);
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) prefix = max(prefix, __shfl_xor_sync(0xffffffffu, prefix, offset));
+  return leaf_of(min(prefix, int(a.num_slots))) + 1;
+}
+
+// Up to 8 leaves of one lane's 4 columns: first, first + step, …
+struct LeafColumns {
+  float4 x[kFoldSums];
+
+  __device__ __forceinline__ void load(const float* from, int64_t leaf_stride, int num_leaves, int first, int step) {
+#pragma unroll
+    for (int j = 0; j < kFoldSums; ++j)
+      if (first + j * step < num_leaves)
+        x[j] = __ldcs(reinterpret_cast<const float4*>(from + (first + j * step) * leaf_stride));
+  }
+};
+
+// A piece is 128 columns of a query: a warp's, or with kSplit a block's, whose warp j takes sum j.
+template <class Float, bool kSplit>
+__device__ __forceinline__ void fold_piece(const AttnLaunch& launch, int piece, int slices, int warp, int lane,
+                                           float4 (*partial)[kWarp]) {
+  constexpr int kStep = kSplit ? kFoldSums : 1, kSums = kSplit ? 1 : kFoldSums;
+  const VerifyAttnArgs& a = launch.a;
+  const int latent = int(a.latent_dim), first = kSplit ? warp : 0;
+  const int64_t query = piece / slices, leaf_stride = launch.num_queries * launch.pitch;
+  const int column = piece % slices * kFoldColumns + lane * 4, num_leaves = launch.num_leaves[query / int(a.num_heads)];
+  const int num_used = column < latent ? num_leaves : 0;
+  const float* from = launch.partials + query * launch.pitch + column;
+  const float2* stats = launch.stats + query * launch.max_leaves;
+  LeafColumns leaves;
+  leaves.load(from, leaf_stride, num_used, first, kStep);  // on their way while the maximum is found
+  const QueryTotal total = total_of(stats, num_leaves, lane);
+  float4 acc[kSums];
+#pragma unroll
+  for (auto& sum : acc) sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  for (int begin = first; begin < num_used; begin += kFoldSums * kStep) {
+    if (begin > first) leaves.load(from, leaf_stride, num_used, begin, kStep);
+#pragma unroll
+    for (int j = 0; j < kFoldSums; ++j)
+      if (begin + j * kStep < num_used)
+        add_weighted(acc[kSplit ? 0 : j], exp2f(__fsub_rn(stats[begin + j * kStep].x, total.largest)), leaves.x[j]);
+  }
+  if constexpr (kSplit) {
+    partial[warp][lane] = acc[0];
+    __syncthreads();
+    for (int j = 1; j < kFoldSums && warp == 0; ++j) add_to(acc[0], partial[j][lane]);
+    __syncthreads();
+    if (warp > 0) return;
+  } else {
+#pragma unroll
+    for (int j = 1; j < kFoldSums; ++j) add_to(acc[0], acc[j]);
+  }
+  Float* out = static_cast<Float*>(a.out) + (launch.query_begin + query) * latent + column;
+  store_columns(out, latent - column, acc[0], num_leaves > 0 ? total.inverse_sum : NAN);
+}
+
+template <class Float>
+__global__ void __launch_bounds__(kFoldThreads, kFoldBlocks) attn_fold_kernel(const __grid_constant__ AttnLaunch launch) {
+  __shared__ float4 partial[kFoldSums][kWarp];
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  const VerifyAttnArgs& a = launch.a;
+  if (blockIdx.x == 0 && threadIdx.x == 0) *launch.tickets = 0;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int slices = (int(a.latent_dim) + kFoldColumns - 1) / kFoldColumns;
+  const int num_rows = rows_in_use(a.num_rows_device, launch.num_rows, launch.row_begin);
+  const int num_pieces = num_rows * int(a.num_heads) * slices, blocks = int(gridDim.x), num_leaves = most_leaves(a, lane);
+  // rounds of loads, one after the other: for each piece, and for each 8 or 64 leaves
+  const int alone = (num_pieces + blocks * kFoldWarps - 1) / (blocks * kFoldWarps) * (2 + num_leaves / 8);
+  const int split = (num_pieces + blocks - 1) / blocks * (2 + num_leaves / 64);
+  if (split < alone) {
+    for (int piece = blockIdx.x; piece < num_pieces; piece += blocks)
+      fold_piece<Float, true>(launch, piece, slices, warp, lane, partial);
+  } else {
+    for (int piece = blockIdx.x * kFoldWarps + warp; piece < num_pieces; piece += blocks * kFoldWarps)
+      fold_piece<Float, false>(launch, piece, slices, warp, lane, partial);
+  }
+}
+
+}  // namespace kdtree
