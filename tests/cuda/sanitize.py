@@ -68,7 +68,7 @@ def shim_text() -> str:
 
 
 def build(folder: Path, arch: str, jobs: int) -> Path:
-    """All kernels with source lines as one library in `folder`, for `arch` such as 90."""
+    """All kernels with source lines as one library in `folder`, for `arch` such as 90a."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "shim_ops.cu").write_text(shim_text())
     flags = ["-O3", "-std=c++17", "-fmad=false", "-lineinfo", f"-gencode=arch=compute_{arch},code=sm_{arch}"]
@@ -91,10 +91,11 @@ def build(folder: Path, arch: str, jobs: int) -> Path:
 
 
 def find_arch() -> str:
-    """Of the GPU: 90."""
+    """Of the GPU: 120, or 90a, whose kernels use instructions of Hopper alone."""
     command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return text.splitlines()[0].strip().replace(".", "")
+    arch = text.splitlines()[0].strip().replace(".", "")
+    return arch + "a" * (arch == "90")
 
 
 def processes(library: Path, tools: list[str]) -> list[tuple[str, str, list[str]]]:
