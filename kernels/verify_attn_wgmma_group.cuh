@@ -74,8 +74,7 @@ struct WgmmaGroup {
   __device__ __forceinline__ int warp() const { return __shfl_sync(0xffffffffu, thread / kWarp, 0); }
   __device__ __forceinline__ int lane() const { return thread % kWarp; }
   __device__ __forceinline__ int row() const {  // and `row` + 8 are this thread's of 64
-    const int t = thread;
-    return t / kWarp * 16 + t % kWarp / 4;
+    return thread / kWarp * 16 + thread % kWarp / 4;
   }
   __device__ __forceinline__ uint32_t stage_at(int stage) const { return base + stage * kStageBytes; }
   __device__ __forceinline__ void arrive(uint64_t& barrier) const {  // the warp, for what all its threads have done
