@@ -259,7 +259,9 @@ CASES: dict[str, Forms] = {
     "linear:BF16": linear_shapes(BF16),
     "verify_attn:F32": attention_forms(F32, (4, 64, 16, 3, 37), (3, 48, 12, 3, 37)),
     "verify_attn:BF16": attention_forms(BF16, (4, 64, 16, 3, 37), (3, 48, 12, 3, 37)),
-    "verify_attn:BF16 latent 512": attention_forms(BF16, (8, 512, 64, 1, 70), (64, 512, 64, 2, 70), (8, 512, 64, 4, 205)),
+    "verify_attn:BF16 latent 512": attention_forms(
+        BF16, (8, 512, 64, 1, 70), (64, 512, 64, 2, 70), (8, 512, 64, 4, 205)
+    ),
     "tree_build:small": tree_build_forms(0, 33, 64),
     "tree_build:large": tree_build_forms(65, 300, 1023),
 }
