@@ -145,7 +145,19 @@ def linear_shapes(t: int) -> Forms:
 def moe_route() -> dict[str, Any]:
     return {"logits": real(3, 37, dtype=F32), "bias": real(37, dtype=F32), "expert_id": Out((3, 4), INT),
             "weight": Out((3, 4), FLOAT), "num_rows": 3, "num_experts": 37, "top_k": 4, "scoring": 1,
-            "renormalize": True, "scaling_factor": 2.5}  # fmt: skip
+            "renormalize": True, "scaling_factor": 2.5, "num_groups": 1, "topk_groups": 1}  # fmt: skip
+
+
+def moe_route_groups() -> dict[str, Any]:
+    sizes = {"num_experts": 24, "num_groups": 4, "topk_groups": 2}
+    return {**moe_route(), "logits": real(3, 24, dtype=F32), "bias": real(24, dtype=F32), **sizes}
+
+
+def dequantize_int4(t: int) -> dict[str, Any]:
+    words = rng.integers(-(2**31), 2**31, (3, 20, 12)).astype(INT)
+    return {"weight": words, "scale": real(3, 20, 3, dtype=t), "packed": out(*packed_shape(3, 20, 96), dtype=t),
+            "group_id": np.array([2, 0, 1, 1], INT), "num_ids": 4, "num_groups": 3, "num_out": 20, "num_in": 96,
+            "group_size": 32, "out_dtype": t, "num_rows_device": count(2), "ids_per_row": 2}  # fmt: skip
 
 
 def moe_experts(t: int) -> dict[str, Any]:
@@ -252,9 +264,11 @@ def step_commit() -> dict[str, Any]:
 
 CASES: dict[str, Forms] = {
     **{f.__name__: of_dtypes(f.__name__, f) for f in (embed, rms_norm, rope, swiglu, residual_add, pack_linear)},
+    "dequantize_int4": of_dtypes("dequantize_int4", dequantize_int4),
     **{f.__name__: of_dtypes(f.__name__, f) for f in (moe_experts, cache_append, cache_compact, draft_topk)},
     **{f.__name__: of_one(f.__name__, f) for f in (argmax, sample, moe_route)},
     **{f.__name__: of_one(f.__name__, f, "integers") for f in (tree_rows, tree_accept, step_commit)},
+    "moe_route:groups": of_one("moe_route", moe_route_groups, "groups"),
     "linear:F32": linear_shapes(F32),
     "linear:BF16": linear_shapes(BF16),
     "verify_attn:F32": attention_forms(F32, (4, 64, 16, 3, 37), (3, 48, 12, 3, 37)),
