@@ -1,7 +1,8 @@
-"""Run the code cells of the chapters on this machine, each notebook in a process of its own: `python run_chapters.py OUT`.
+"""Run the code cells of the chapters on this machine, each notebook in a process: `python run_chapters.py OUT`.
 
 For a machine with a GPU and IPython but no notebook client; `make notebooks` is the way where there is one. Writes
-OUT/chapters.json: per chapter the seconds, and where it failed the cell, its tags and the error. Exit code 1 on a failure.
+OUT/chapters.json: per chapter the seconds, and where it failed the cell, its tags and the error. Exit code 1 if one
+failed.
 """
 
 from __future__ import annotations
