@@ -12,6 +12,8 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from kdtree_nb.native.cuda_toolchain import MIN_ARCH
+
 GREY = "#808080"
 BLUE = "#2d82d2"
 ORANGE = "#cf6a0c"
@@ -122,8 +124,11 @@ def plot_lines(
 
 
 def device() -> str:
-    """Where a chapter computes: "cuda" where torch sees a GPU, else "cpu"."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    """Where a chapter computes: "cuda" where torch sees a GPU that the kernels know, sm_90 or newer, else "cpu"."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    major, minor = torch.cuda.get_device_capability()
+    return "cuda" if 10 * major + minor >= MIN_ARCH else "cpu"
 
 
 def device_label(device: str | torch.device = "cpu") -> str:

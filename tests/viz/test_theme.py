@@ -90,7 +90,10 @@ def test_a_notebook_shows_a_figure_once_and_as_svg():
         assert kinds == ["image/svg+xml"], cell.source
 
 
-@pytest.mark.parametrize(("is_available", "expected"), [(True, "cuda"), (False, "cpu")])
-def test_device_is_the_gpu_where_there_is_one(monkeypatch, is_available, expected):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: is_available)
+@pytest.mark.parametrize(
+    ("capability", "expected"), [(None, "cpu"), ((8, 9), "cpu"), ((9, 0), "cuda"), ((12, 0), "cuda")]
+)
+def test_device_is_a_gpu_that_the_kernels_know(monkeypatch, capability, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     assert viz.device() == expected
