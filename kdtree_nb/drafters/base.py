@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from kdtree_nb.model import Model
 from kdtree_nb.native.ops import StreamState
 from kdtree_nb.tree import DraftTree
 
@@ -21,7 +22,6 @@ class DraftContext:
     stream_ids:        per stream, its index in the batch that was asked for
     num_prompt_tokens: per stream, how many of `tokens` are the prompt
     num_candidates:    candidates per depth that the tree can use, min(max_budget, vocab_size); fewer may be returned
-    features:          the target's hidden features, for drafters that ask for them
     """
 
     tokens: list[list[int]]
@@ -30,7 +30,6 @@ class DraftContext:
     num_candidates: int
     vocab_size: int
     device: torch.device
-    features: torch.Tensor | None = None
 
 
 class DraftCandidates(NamedTuple):
@@ -72,6 +71,48 @@ class DeviceDrafter(Protocol):
         rows of a stream that is not active are not used.
         """
         ...
+
+
+@runtime_checkable
+class AttachedDrafter(Protocol):
+    """A drafter that remembers the target's hidden states of the committed tokens of S streams; also a Drafter, and
+    where it can draft on the device a DeviceDrafter.
+
+    feature_layers: the target's layers whose outputs it wants
+    """
+
+    depth: int
+    feature_layers: tuple[int, ...]
+
+    def draft(self, context: DraftContext) -> DraftCandidates | DraftTree:
+        """As a Drafter. All tokens of a stream but its last one have been given to `remember` by then."""
+        ...
+
+    def remember(self, hidden: Sequence[torch.Tensor], stream: torch.Tensor, position: torch.Tensor) -> None:
+        """The hidden states float [T, D] after each of the feature layers, of T committed tokens.
+
+        stream, position: i32 [T], where the tokens stand. A position of -1 says that there is no token: anything may
+        then be in the other values. It is captured, as `draft_on_device` is. A position may come again in a later text.
+        """
+        ...
+
+
+@runtime_checkable
+class FeatureDrafter(Protocol):
+    """A drafter that looks at the target's hidden states. It drafts through what it attaches to a batch."""
+
+    depth: int
+
+    def attach(self, model: Model, num_streams: int, num_slots: int) -> AttachedDrafter:
+        """What drafts for `num_streams` streams of at most `num_slots` tokens, which `model` decodes.
+
+        It is kept from one text to the next. Raises ValueError where the drafter was not made for such a model.
+        """
+        ...
+
+
+AnyDrafter = Drafter | FeatureDrafter
+"""What an engine takes."""
 
 
 class StreamDraft(NamedTuple):

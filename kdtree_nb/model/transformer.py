@@ -48,20 +48,25 @@ class Model:
         return [v for v in flat if isinstance(v, torch.Tensor)]
 
     def forward(
-        self, rows: ops.Rows, tree: DraftTree, cache: LatentCache, prefix_len: torch.Tensor, need_logits: bool = True
-    ) -> torch.Tensor | None:
+        self, rows: ops.Rows, tree: DraftTree, cache: LatentCache, prefix_len: torch.Tensor, need_logits: bool = True,
+        hidden: dict[int, torch.Tensor | None] | None = None,
+    ) -> torch.Tensor | None:  # fmt: skip
         """Logits f32 [T, V] of the T rows of `tree` (see `ops.tree_rows`), or None where they are not needed.
 
         Of padded rows (`ops.tree_rows_padded`) only those in use have logits.
 
         Row t attends to its stream's first prefix_len [S] slots, to its ancestors and to itself. Every row is appended
         to the cache at slot prefix_len + node. Raises ValueError on a token outside the vocabulary or a full cache.
+
+        hidden: its keys are layers, and its values become what leaves them, float [T, D]
         """
         used = rows.num_rows
         x = ops.embed(self.embedding, rows.token, used)
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
             x = layer.attention(x, rows, tree, cache, prefix_len)
             x = layer.feed_forward(x, used)
+            if hidden and index in hidden:
+                hidden[index] = x
         if not need_logits:
             return None
         return ops.linear(ops.rms_norm(x, self.norm, self.config.rms_norm_eps, used), self.head, None, True, used)

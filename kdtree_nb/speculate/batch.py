@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
-from kdtree_nb.drafters import DraftCandidates, DraftContext, Drafter
+from kdtree_nb.drafters import AnyDrafter, DraftCandidates, DraftContext
 from kdtree_nb.native import ops
 from kdtree_nb.speculate.drafting import (
     chain_trees,
@@ -17,6 +18,7 @@ from kdtree_nb.speculate.drafting import (
     tree_from_candidates,
     tree_from_drafter,
 )
+from kdtree_nb.speculate.features import remember_accepted
 from kdtree_nb.speculate.forward import TreeForward
 from kdtree_nb.speculate.stats import STAGES, StepRecord, timed
 from kdtree_nb.speculate.stream import Stream
@@ -27,11 +29,13 @@ PREFILL_CHUNK_TOKENS = 256
 
 
 class Verified(NamedTuple):
-    """The target's view of trees: logits f32 [T, V] of their rows, target_token i64 [S, N], num_nodes per stream."""
+    """The target's view of trees: logits f32 [T, V] of their rows, target_token i64 [S, N], num_nodes per stream,
+    hidden states float [T, D] that the drafter wants."""
 
     logits: torch.Tensor
     target_token: torch.Tensor
     num_nodes: list[int]
+    hidden: tuple[torch.Tensor, ...]
 
 
 class Accepted(NamedTuple):
@@ -55,15 +59,16 @@ class Batch:
     """
 
     def __init__(
-        self, forward: TreeForward, drafter: Drafter | None, streams: list[Stream], return_logits: bool = False,
+        self, forward: TreeForward, drafter: AnyDrafter | None, streams: list[Stream], return_logits: bool = False,
         on_step: Callable[[StepRecord], None] | None = None,
     ) -> None:  # fmt: skip
-        self.model, self.drafter, self.streams = forward.model, drafter, streams
+        self.model, self.streams = forward.model, streams
         self.device = forward.tree_device
         self.return_logits, self.on_step = return_logits, on_step
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self.num_steps = 0
         self.max_budget = max(s.budget for s in streams)
+        self.drafter = forward.features.attach(drafter if self.max_budget else None)
         self.forward, self.cache, self.prefix_len = forward, forward.cache, forward.prefix_len.zero_()
         self.bonus = torch.tensor([s.tokens[-1] for s in streams], device=self.device)
         self.roots = root_trees(self.bonus)
@@ -95,6 +100,7 @@ class Batch:
         tree = self.build(draft)
         verified = self.verify(tree)
         accepted = self.accept(tree, verified)
+        self.remember(verified, accepted)
         self.compact(accepted)
         self._report(tree, verified, accepted)
 
@@ -136,15 +142,15 @@ class Batch:
         """One target forward over the rows of the trees, and its choice after every node."""
         num_nodes = tree.num_nodes.tolist()
         try:
-            logits, token = self.forward(tree, sum(num_nodes))
+            logits, token, hidden = self.forward(tree, sum(num_nodes))
         except ValueError as error:
             check_tokens(self, tree, error)
             raise
         if token.shape[0] == tree.token.numel():
-            return Verified(logits, token.view(tree.token.shape), num_nodes)
+            return Verified(logits, token.view(tree.token.shape), num_nodes, hidden)
         used = torch.arange(tree.token.shape[1], device=token.device) < tree.num_nodes.unsqueeze(1)
         target_token = torch.full_like(tree.token, -1).masked_scatter_(used, token)
-        return Verified(logits, target_token, num_nodes)
+        return Verified(logits, target_token, num_nodes, hidden)
 
     @timed("accept")
     def accept(self, tree: DraftTree, verified: Verified) -> Accepted:
@@ -168,6 +174,19 @@ class Batch:
         if any(stream.finish_reason for stream in streams):
             self._retire()
         return Accepted(path, num_accepted, next_token, streams, paths, emitted)
+
+    @timed("draft")
+    def remember(self, verified: Verified, accepted: Accepted) -> None:
+        """Give the hidden states of the committed tokens to a drafter that wants them."""
+        if self.forward.features.reader:
+            longest = max(map(len, accepted.paths))
+            begin = itertools.accumulate(verified.num_nodes[:-1], initial=0)
+            first_row = torch.tensor(list(begin), dtype=torch.int32, device=self.device)
+            took_part = torch.tensor(verified.num_nodes, device=self.device)
+            remember_accepted(
+                self.forward.features.reader, verified.hidden, first_row, self.prefix_len,
+                accepted.path[:, :longest], accepted.num_accepted, took_part,
+            )  # fmt: skip
 
     @timed("compact")
     def compact(self, accepted: Accepted) -> None:

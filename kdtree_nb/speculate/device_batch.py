@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from kdtree_nb.drafters import DeviceDrafter, DraftCandidates, Drafter
+from kdtree_nb.drafters import AnyDrafter, DeviceDrafter, DraftCandidates
 from kdtree_nb.native import ops
 from kdtree_nb.speculate.batch import Batch
 from kdtree_nb.speculate.device_forward import DeviceForward
@@ -32,7 +32,7 @@ class DeviceBatch(Batch):
     """
 
     def __init__(
-        self, forward: DeviceForward, drafter: Drafter | None, streams: list[Stream], return_logits: bool = False,
+        self, forward: DeviceForward, drafter: AnyDrafter | None, streams: list[Stream], return_logits: bool = False,
         on_step: Callable[[StepRecord], None] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(forward, drafter, streams, return_logits, on_step)
@@ -40,7 +40,7 @@ class DeviceBatch(Batch):
         self._in_flight: deque[tuple[StepRunner, int]] = deque()
         watched = return_logits or on_step is not None  # what a step leaves on the device is gone after the next one
         self._lookahead = 1 if watched else LOOKAHEAD
-        self._on_device = self.max_budget == 0 or isinstance(drafter, DeviceDrafter)
+        self._on_device = self.max_budget == 0 or isinstance(self.drafter, DeviceDrafter)
 
     def step(self) -> None:
         """Take in one step of all running streams; each emits at least one token."""

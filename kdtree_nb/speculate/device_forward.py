@@ -22,6 +22,7 @@ from kdtree_nb.speculate.device_step import (
     root_trees,
     take_step,
 )
+from kdtree_nb.speculate.features import Features
 from kdtree_nb.speculate.forward import SLOT_UNIT, addresses
 from kdtree_nb.speculate.sampling import Chooser
 from kdtree_nb.speculate.step_runner import StepRunner
@@ -63,6 +64,7 @@ class DeviceForward:
         self.state = ops.StreamState(prefix_len, bonus, remaining, active, text)
         self.is_stop = torch.zeros(V, dtype=torch.bool, device=self.device)
         self.choose = Chooser(S, self.device)
+        self.features = Features(model, cache)
         self._addresses = addresses(model)
         self._storages = [t.untyped_storage() for t in model.tensors()]  # captured steps read them: they must stay
         self._runners: dict[Hashable, StepRunner] = {}
@@ -112,8 +114,9 @@ class DeviceForward:
         with _memory_for(f"the prefill of {S} streams by {num_slots} tokens at a time", self.device):
             buffer = TreeBuffer(S, num_slots, self.device)
             buffer.put(tree)
-            rows = ops.tree_rows_padded(buffer.tree, self.prefix_len)
-            self.model.forward(rows, buffer.tree, self.cache, self.prefix_len, need_logits=False)
+            rows, hidden = ops.tree_rows_padded(buffer.tree, self.prefix_len), dict.fromkeys(self.features.layers)
+            self.model.forward(rows, buffer.tree, self.cache, self.prefix_len, need_logits=False, hidden=hidden)
+            self.features.remember(hidden.values(), rows.stream, rows.position)
             self.prefix_len.add_(buffer.tree.num_nodes)
 
     def root_runner(self) -> StepRunner:
@@ -148,7 +151,7 @@ class DeviceForward:
 
     def _runner(self, key: Hashable, plan: Callable[[], Plan]) -> StepRunner:
         """The kept runner, or a new one, captured while no stream is active: its first run changes nothing."""
-        key = key, self.choose.is_greedy
+        key = key, self.choose.is_greedy, id(self.features.reader)
         if key not in self._runners:
             if len(self._runners) == MAX_RUNNERS:
                 self._runners.clear()
@@ -169,8 +172,9 @@ class DeviceForward:
 
     def _capture(self, plan: Plan) -> StepRunner:
         step = functools.partial(
-            take_step, self.model, self.cache, self.state, self.is_stop, self.choose, plan.make_tree, plan.max_depth
-        )
+            take_step, self.model, self.cache, self.features.reader, self.state, self.is_stop, self.choose,
+            plan.make_tree, plan.max_depth,
+        )  # fmt: skip
         S = self.cache.num_streams
         return StepRunner(step, S, plan.max_depth, self.device, self._shared_pool(), plan.buffer)
 

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import torch
 
 from kdtree_nb.config import MAX_BUDGET
-from kdtree_nb.drafters import DeviceDrafter
+from kdtree_nb.drafters import AttachedDrafter, DeviceDrafter
 from kdtree_nb.model import LatentCache, Model
 from kdtree_nb.native import ops
+from kdtree_nb.speculate.features import remember_accepted
 from kdtree_nb.speculate.sampling import Choose
 from kdtree_nb.tree import DraftTree
 
@@ -29,15 +30,22 @@ MakeTree = Callable[[], DraftTree]
 
 
 def take_step(
-    model: Model, cache: LatentCache, state: ops.StreamState, is_stop: torch.Tensor, choose: Choose,
-    make_tree: MakeTree, max_depth: int, ring: ops.StepRing,
+    model: Model, cache: LatentCache, reader: AttachedDrafter | None, state: ops.StreamState, is_stop: torch.Tensor,
+    choose: Choose, make_tree: MakeTree, max_depth: int, ring: ops.StepRing,
 ) -> Step:  # fmt: skip
-    """Verify, accept, compact, commit. Nothing here depends on a value, so that the host need not wait for one."""
+    """Verify, accept, compact, commit. Nothing here depends on a value, so that the host need not wait for one.
+
+    reader: a drafter that wants hidden states
+    """
     tree = make_tree()
     rows = ops.tree_rows_padded(tree, state.prefix_len)
-    logits = model.forward(rows, tree, cache, state.prefix_len)
+    hidden = dict.fromkeys(reader.feature_layers if reader else ())
+    logits = model.forward(rows, tree, cache, state.prefix_len, hidden=hidden)
     target_token = choose(logits, rows)
     path, num_accepted, _ = ops.tree_accept(tree, target_token, max_depth, rows.begin)
+    if reader:
+        begin, prefix_len, active = rows.begin, state.prefix_len, state.active
+        remember_accepted(reader, hidden.values(), begin, prefix_len, path, num_accepted, active)
     if max_depth > 0:
         cache.compact(state.prefix_len, path, num_accepted)
     ops.step_commit(state, ring, path, num_accepted, tree.num_nodes, target_token, rows.begin, is_stop)

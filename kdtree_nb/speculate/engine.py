@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from kdtree_nb.drafters import Drafter
+from kdtree_nb.drafters import AnyDrafter
 from kdtree_nb.model import Model
 from kdtree_nb.speculate.batch import Batch
 from kdtree_nb.speculate.device_batch import DeviceBatch
@@ -58,11 +58,12 @@ class Engine:
     """
 
     def __init__(
-        self, model: Model, drafter: Drafter | None = None, budget: int = 16, max_seq_len: int | None = None,
+        self, model: Model, drafter: AnyDrafter | None = None, budget: int = 16, max_seq_len: int | None = None,
         use_graphs: bool | None = None,
     ) -> None:  # fmt: skip
-        if drafter is not None and (isinstance(drafter, type) or not hasattr(drafter, "draft")):
-            raise ValueError(f"Engine: drafter: expected an instance with a method draft, got {drafter!r}")
+        is_drafter = hasattr(drafter, "draft") or hasattr(drafter, "attach")
+        if drafter is not None and (isinstance(drafter, type) or not is_drafter):
+            raise ValueError(f"Engine: drafter: expected an instance with a method draft or attach, got {drafter!r}")
         self.model, self.drafter = model, drafter
         self._spares: list[TreeForward | DeviceForward] = []
         self._kind = _kind(use_graphs, model.device)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Hashable
+from typing import NamedTuple
 
 import torch
 
 from kdtree_nb.model import LatentCache, Model
 from kdtree_nb.native import ops
 from kdtree_nb.native.capture import Capture
+from kdtree_nb.speculate.features import Features
 from kdtree_nb.speculate.sampling import Choose, Chooser, greedy
 from kdtree_nb.tree import DraftTree
 
@@ -22,17 +25,26 @@ MAX_CAPTURES = 64
 SLOT_UNIT = 256
 """A cache has a multiple of this many slots per stream."""
 
-Choice = tuple[torch.Tensor, torch.Tensor]
-"""Logits f32 [T, V] and the token i64 [T] chosen after every row."""
+
+class Choice(NamedTuple):
+    """Logits f32 [T, V], the token i64 [T] chosen after every row, hidden states float [T, D] after some layers."""
+
+    logits: torch.Tensor
+    token: torch.Tensor
+    hidden: tuple[torch.Tensor, ...] = ()
 
 
 def forward(
-    model: Model, cache: LatentCache, prefix_len: torch.Tensor, tree: DraftTree, choose: Choose = greedy
-) -> Choice:
-    """One forward over the rows of `tree` behind the first prefix_len i32 [S] slots of `cache`."""
-    rows = ops.tree_rows(tree, prefix_len)
-    logits = model.forward(rows, tree, cache, prefix_len)
-    return logits, choose(logits, rows)
+    model: Model, cache: LatentCache, prefix_len: torch.Tensor, tree: DraftTree, choose: Choose = greedy,
+    layers: tuple[int, ...] = (),
+) -> Choice:  # fmt: skip
+    """One forward over the rows of `tree` behind the first prefix_len i32 [S] slots of `cache`.
+
+    layers: those whose output is kept
+    """
+    rows, hidden = ops.tree_rows(tree, prefix_len), dict.fromkeys(layers)
+    logits = model.forward(rows, tree, cache, prefix_len, hidden=hidden)
+    return Choice(logits, choose(logits, rows), tuple(hidden.values()))
 
 
 class TreeForward:
@@ -42,11 +54,12 @@ class TreeForward:
         self.model, self.cache, self.prefix_len = model, cache, prefix_len
         self.tree_device = model.device
         self.choose = Chooser(len(prefix_len), model.device)
+        self.features = Features(model, cache)
         self._forward = functools.partial(forward, model, cache, prefix_len, choose=self.choose)
         self._addresses = addresses(model)
         self._storages = [t.untyped_storage() for t in model.tensors()]  # captured calls read them: they must stay
         self._max_captured_rows = MAX_CAPTURED_ROWS if model.device.type == "cpu" else 0
-        self._captures: dict[tuple[int, int, int, bool], tuple[DraftTree, Capture[Choice]]] = {}
+        self._captures: dict[Hashable, tuple[DraftTree, Capture[Choice]]] = {}
 
     @classmethod
     def allocate(cls, model: Model, num_streams: int, num_slots: int) -> TreeForward:
@@ -63,8 +76,9 @@ class TreeForward:
 
     def prefill(self, tree: DraftTree) -> None:
         """Append the rows of trees without branches to the cache and to the prefix."""
-        rows = ops.tree_rows(tree, self.prefix_len)
-        self.model.forward(rows, tree, self.cache, self.prefix_len, need_logits=False)
+        rows, hidden = ops.tree_rows(tree, self.prefix_len), dict.fromkeys(self.features.layers)
+        self.model.forward(rows, tree, self.cache, self.prefix_len, need_logits=False, hidden=hidden)
+        self.features.remember(hidden.values(), rows.stream, rows.position)
         self.prefix_len.add_(tree.num_nodes)
 
     def __call__(self, tree: DraftTree, num_rows: int) -> Choice:
@@ -72,21 +86,22 @@ class TreeForward:
 
         Raises ValueError on a token outside the vocabulary or a full cache.
         """
+        layers = self.features.layers
         if num_rows > self._max_captured_rows:
-            return self._forward(tree)
-        shape = (tree.max_budget, num_rows, torch.get_num_threads(), self.choose.is_greedy)
+            return self._forward(tree, layers=layers)
+        shape = (tree.max_budget, num_rows, torch.get_num_threads(), self.choose.is_greedy, layers)
         if shape not in self._captures:
             if len(self._captures) == MAX_CAPTURES:
                 self._captures.clear()
             fixed = _copy(tree)
-            self._captures[shape] = fixed, Capture(functools.partial(self._forward, fixed))
+            self._captures[shape] = fixed, Capture(functools.partial(self._forward, fixed, layers=layers))
             return self._captures[shape][1].result
         fixed, capture = self._captures[shape]
         fixed.token.copy_(tree.token)
         fixed.parent.copy_(tree.parent)
         fixed.depth.copy_(tree.depth)
         fixed.num_nodes.copy_(tree.num_nodes)
-        return capture.result if capture.replay() else self._forward(tree)
+        return capture.result if capture.replay() else self._forward(tree, layers=layers)
 
 
 def addresses(model: Model) -> list[int]:
