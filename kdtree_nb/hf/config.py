@@ -115,10 +115,11 @@ def _parse_text(fields: dict[str, Any], where: str) -> HfConfig:
     if heads not in (None, fields["num_attention_heads"]):
         raise CheckpointError(f"{where}: num_key_value_heads: expected num_attention_heads, got {heads!r}")
     theta, yarn = _rope(fields, where)
+    router = _router(fields, kind, where)
     try:
         model = ModelConfig(
             **{name: fields[name] for name in _TAKEN},
-            **_router(fields, kind, where),
+            **router,
             first_k_dense_replace=fields.get("first_k_dense_replace", 0),
             q_lora_rank=fields.get("q_lora_rank"),
             tie_word_embeddings=fields.get("tie_word_embeddings", False),
