@@ -1,13 +1,15 @@
 """Every CUDA kernel compiles for Hopper and Blackwell; the compiler's report and the machine code are as they must be.
 
-Needs nvcc, no GPU. The machine code is looked at where a disassembler lies on PATH or beside nvcc.
+Needs nvcc, no GPU. The machine code is looked at where a disassembler is found, see `find_disassembler`.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -33,7 +35,10 @@ def nvcc() -> Path:
 
 
 def find_disassembler(nvcc: Path) -> str | None:
-    return shutil.which("cuobjdump") or shutil.which("cuobjdump", path=str(nvcc.parent))
+    """On PATH, beside nvcc, or in the environment's own packages."""
+    folders = [*os.environ.get("PATH", "").split(os.pathsep), str(nvcc.parent)]
+    folders += [str(path) for path in Path(sysconfig.get_path("purelib"), "nvidia").glob("cu*/bin")]
+    return shutil.which("cuobjdump", path=os.pathsep.join(folders))
 
 
 def test_there_are_kernels():
@@ -63,7 +68,9 @@ def test_compiles_without_spills_within_the_shared_memory(source, arch, nvcc, tm
 
 
 def check_machine_code(disassembler: str, cubin: Path) -> None:
-    code = subprocess.run([disassembler, "-sass", str(cubin)], capture_output=True, text=True, timeout=600, check=True)
+    near = {**os.environ, "PATH": os.pathsep.join([str(Path(disassembler).parent), os.environ.get("PATH", "")])}
+    command = [disassembler, "-sass", str(cubin)]  # it calls nvdisasm
+    code = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True, env=near)
     instructions = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", code.stdout)
     assert len(instructions) > 20
     assert [text for text in instructions if ILLEGAL_COPY.search(text)] == []
