@@ -8,13 +8,14 @@ import os
 import sys
 from collections.abc import Sequence
 
-from kdtree_nb.commands import bench, convert, demo, doctor, generate, make_refs, plan, train_tiny
+from kdtree_nb.commands import bench, calibrate, convert, demo, doctor, generate, make_refs, plan, train_tiny
 from kdtree_nb.errors import KdtreeError
 
 COMMANDS = {
     "demo": demo,
     "generate": generate,
     "bench": bench,
+    "calibrate": calibrate,
     "convert": convert,
     "plan": plan,
     "doctor": doctor,

@@ -27,3 +27,7 @@ class DeviceMemoryError(KdtreeError):
 
 class NonFiniteError(KdtreeError):
     """A model or drafter produced NaN logits. Names the stream and the position."""
+
+
+class CalibrationError(KdtreeError):
+    """No cost model was measured for this device, model, dtype and build, or the one found is stale or damaged."""

@@ -19,7 +19,7 @@ import torch
 from kdtree_nb.bench.runner import Failure, Measurement
 from kdtree_nb.kdtr import write_atomically
 from kdtree_nb.native import cuda_toolchain, toolchain
-from kdtree_nb.viz.theme import device_label
+from kdtree_nb.native.devices import device_label
 
 _ROOT = Path(__file__).resolve().parents[2]
 _MEASURED = ("kdtree_nb", "kernels", "data/tiny.kdtr", "data/prompts.json")

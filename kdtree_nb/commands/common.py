@@ -15,17 +15,31 @@ DRAFTERS = ("ngram", "none", "random")
 DTYPES = ("float32", "bfloat16")
 
 
-def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options that say what is generated, and how."""
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options that say which model is loaded, and where."""
     parser.add_argument(
         "--model", default="tiny", help="checkpoint folder, KDTR file, or 'tiny' or 'tiny2' (default: tiny)"
     )
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of weights and activations")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
+
+
+def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options that say what is generated, and how."""
+    add_model_arguments(parser)
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")
-    parser.add_argument("--budget", type=int, default=16, metavar="N", help="drafted nodes per step (default: 16)")
+    parser.add_argument(
+        "--budget", type=budget, default=16, metavar="N",
+        help="drafted nodes per step, or auto: as many as pay by `kdtree-nb calibrate` (default: 16)",
+    )  # fmt: skip
+    parser.add_argument("--mode", choices=("tree", "chain"), default="tree", help="what is drafted (default: tree)")
     parser.add_argument("--drafter", choices=DRAFTERS, default="ngram", help="who proposes tokens (default: ngram)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def budget(text: str) -> int | str:
+    """The value of --budget."""
+    return text if text == "auto" else int(text)
 
 
 def load(args: argparse.Namespace) -> Model:

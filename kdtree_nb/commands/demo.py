@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     text = args.prompt if args.prompt is not None else named_prompt(args.prompt_name)
     model = common.load(args)
     prompt = common.encode(model, text, "--prompt")
-    engine = Engine(model, drafter=drafter, budget=args.budget if drafter else 0)
+    engine = Engine(model, drafter=drafter, budget=args.budget if drafter else 0, mode=args.mode)
     generates = engine.generate_ar, engine.generate_ddtree
     for generate in generates:
         generate(prompt, min(WARM_UP_TOKENS, args.max_new_tokens))
@@ -126,6 +126,7 @@ def report(
         "dtype": args.dtype,
         "drafter": args.drafter,
         "budget": args.budget,
+        "mode": args.mode,
         "prompt": text,
         "ar": common.generation_json(model, ar),
         "ddtree": common.generation_json(model, ddtree),

@@ -47,7 +47,9 @@ def run(args: argparse.Namespace) -> int:
     drafter = None if args.ar else common.make_drafter(args.drafter)
     model = common.load(args)
     prompt = _chat(model, text) if args.chat else common.encode(model, text, source)
-    engine = Engine(model, drafter=drafter, budget=args.budget, max_seq_len=args.max_seq_len)
+    engine = Engine(
+        model, drafter=drafter, budget=args.budget if drafter else 0, max_seq_len=args.max_seq_len, mode=args.mode
+    )
     generate = engine.generate_ar if drafter is None else engine.generate_ddtree
     generate = functools.partial(generate, sampling=sampling)
     if args.json:

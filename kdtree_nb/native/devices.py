@@ -1,9 +1,11 @@
-"""What torch knows of the devices: which GPUs the kernels run on, and that the memory of one is too little."""
+"""What torch knows of the devices: their names, which GPUs the kernels run on, and that memory is too little."""
 
 from __future__ import annotations
 
 import contextlib
+import platform
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
@@ -53,3 +55,20 @@ def _free(device: torch.device) -> str:
         f"{device} has {free / 2**30:.1f} of {total / 2**30:.1f} GiB free, and this process's tensors hold "
         f"{held / 2**30:.1f} GiB"
     )
+
+
+def device_label(device: str | torch.device = "cpu") -> str:
+    """Name of the hardware that measurements run on, for labels: GPU name, or CPU model with its thread count."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"{_cpu_name()}, {threads} thread{'s' if threads != 1 else ''}"
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return " ".join(line.split(":", 1)[1].replace("(R)", "").replace("(TM)", "").split())
+    return platform.processor() or platform.machine()

@@ -1,7 +1,20 @@
 """The engine: draft, build, verify, accept, compact."""
 
+from kdtree_nb.speculate.cost import CostModel
+from kdtree_nb.speculate.cost_store import load_cost, save_cost
 from kdtree_nb.speculate.engine import Engine
+from kdtree_nb.speculate.measure_cost import calibrate
 from kdtree_nb.speculate.sampling import Sampling
 from kdtree_nb.speculate.stats import Generation, GenerationStats, StepRecord
 
-__all__ = ["Engine", "Generation", "GenerationStats", "Sampling", "StepRecord"]
+__all__ = [
+    "CostModel",
+    "Engine",
+    "Generation",
+    "GenerationStats",
+    "Sampling",
+    "StepRecord",
+    "calibrate",
+    "load_cost",
+    "save_cost",
+]

@@ -20,6 +20,7 @@ from kdtree_nb.speculate.drafting import (
 )
 from kdtree_nb.speculate.features import remember_accepted
 from kdtree_nb.speculate.forward import TreeForward
+from kdtree_nb.speculate.mode import TREE, Mode
 from kdtree_nb.speculate.stats import STAGES, StepRecord, timed
 from kdtree_nb.speculate.stream import Stream
 from kdtree_nb.tree import DraftTree
@@ -60,11 +61,11 @@ class Batch:
 
     def __init__(
         self, forward: TreeForward, drafter: AnyDrafter | None, streams: list[Stream], return_logits: bool = False,
-        on_step: Callable[[StepRecord], None] | None = None,
+        on_step: Callable[[StepRecord], None] | None = None, mode: Mode = TREE,
     ) -> None:  # fmt: skip
         self.model, self.streams = forward.model, streams
         self.device = forward.tree_device
-        self.return_logits, self.on_step = return_logits, on_step
+        self.return_logits, self.on_step, self.mode = return_logits, on_step, mode
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self.num_steps = 0
         self.max_budget = max(s.budget for s in streams)
@@ -114,7 +115,7 @@ class Batch:
             tokens=[s.tokens for s in self.running],
             stream_ids=[s.index for s in self.running],
             num_prompt_tokens=[s.num_prompt_tokens for s in self.running],
-            num_candidates=min(self.max_budget, vocab_size),
+            num_candidates=self.mode.num_candidates(self.max_budget, vocab_size),
             vocab_size=vocab_size,
             device=self.device,
         )
@@ -135,7 +136,14 @@ class Batch:
             tree = tree_from_candidates(self, draft)
         if not self.all_running:
             tree.num_nodes.mul_(self.active)
+        self._cut(tree)
         return tree
+
+    def _cut(self, tree: DraftTree) -> None:
+        """Leave out the nodes that cost more time than they save, where the budget is "auto"."""
+        if self.mode.cutter:
+            lengths = [len(s.tokens) - 1 for s in self.running]
+            tree.num_nodes.copy_(self.mode.cutter.on_host(tree, len(lengths), sum(lengths) / len(lengths)))
 
     @timed("verify")
     def verify(self, tree: DraftTree) -> Verified:

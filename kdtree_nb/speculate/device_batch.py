@@ -13,6 +13,7 @@ from kdtree_nb.native import ops
 from kdtree_nb.speculate.batch import Batch
 from kdtree_nb.speculate.device_forward import DeviceForward
 from kdtree_nb.speculate.drafting import candidates_error, check_tokens
+from kdtree_nb.speculate.mode import TREE, Mode
 from kdtree_nb.speculate.stats import StepRecord, timed
 from kdtree_nb.speculate.step_runner import RING_SIZE, StepRunner
 from kdtree_nb.speculate.stream import Stream
@@ -33,9 +34,9 @@ class DeviceBatch(Batch):
 
     def __init__(
         self, forward: DeviceForward, drafter: AnyDrafter | None, streams: list[Stream], return_logits: bool = False,
-        on_step: Callable[[StepRecord], None] | None = None,
+        on_step: Callable[[StepRecord], None] | None = None, mode: Mode = TREE,
     ) -> None:  # fmt: skip
-        super().__init__(forward, drafter, streams, return_logits, on_step)
+        super().__init__(forward, drafter, streams, return_logits, on_step, mode)
         forward.load(streams)
         self._in_flight: deque[tuple[StepRunner, int]] = deque()
         watched = return_logits or on_step is not None  # what a step leaves on the device is gone after the next one
@@ -64,7 +65,7 @@ class DeviceBatch(Batch):
     def _device_runner(self) -> StepRunner:
         if self.max_budget == 0:
             return self.forward.root_runner()
-        return self.forward.drafting_runner(self.drafter, self.max_budget)
+        return self.forward.drafting_runner(self.drafter, self.max_budget, self.mode)
 
     def build(self, draft: DraftCandidates | DraftTree | None) -> DraftTree:
         """The trees of all S streams, on the host. Raises ValueError for a token outside the vocabulary."""
@@ -120,7 +121,10 @@ class DeviceBatch(Batch):
         """Why the running streams' trees were refused: what the drafter says again, now looked at."""
         logits = self.drafter.draft_on_device(self.forward.state)
         place = [stream.index for stream in self.running]
-        drafts = (values[place] for values in ops.draft_topk(logits, min(self.max_budget, logits.shape[2])))
+        drafts = (
+            values[place]
+            for values in ops.draft_topk(logits, self.mode.num_candidates(self.max_budget, logits.shape[2]))
+        )
         return candidates_error(self, DraftCandidates(*drafts), ValueError("expected candidates of a tree, got others"))
 
     def _watch(

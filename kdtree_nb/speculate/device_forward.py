@@ -18,12 +18,12 @@ from kdtree_nb.speculate.device_step import (
     MakeTree,
     TreeBuffer,
     drafted_trees,
-    num_tree_slots,
     root_trees,
     take_step,
 )
 from kdtree_nb.speculate.features import Features
 from kdtree_nb.speculate.forward import SLOT_UNIT, addresses
+from kdtree_nb.speculate.mode import TREE, Mode, num_tree_slots
 from kdtree_nb.speculate.sampling import Chooser
 from kdtree_nb.speculate.step_runner import StepRunner
 from kdtree_nb.speculate.stream import Stream
@@ -138,16 +138,16 @@ class DeviceForward:
 
         return self._runner(num_slots, plan)
 
-    def drafting_runner(self, drafter: DeviceDrafter, max_budget: int) -> StepRunner:
+    def drafting_runner(self, drafter: DeviceDrafter, max_budget: int, mode: Mode = TREE) -> StepRunner:
         """Steps that draft their trees themselves, of at most max_budget nodes besides the root."""
 
         def plan() -> Plan:
             depth = torch.arange(1, drafter.depth + 1, dtype=torch.int32, device=self.device)[None, :, None]
-            sizes = max_budget, depth, len(self.is_stop)
+            sizes = max_budget, depth, len(self.is_stop), mode
             make_tree = functools.partial(drafted_trees, drafter, self.state, self.budget, *sizes)
             return Plan(make_tree, min(max_budget, drafter.depth), max_budget + 1)
 
-        return self._runner((id(drafter), max_budget), plan)
+        return self._runner((id(drafter), max_budget, mode.is_chain, id(mode.cutter)), plan)
 
     def _runner(self, key: Hashable, plan: Callable[[], Plan]) -> StepRunner:
         """The kept runner, or a new one, captured while no stream is active: its first run changes nothing."""

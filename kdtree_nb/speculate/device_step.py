@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import torch
 
-from kdtree_nb.config import MAX_BUDGET
 from kdtree_nb.drafters import AttachedDrafter, DeviceDrafter
 from kdtree_nb.model import LatentCache, Model
 from kdtree_nb.native import ops
 from kdtree_nb.speculate.features import remember_accepted
+from kdtree_nb.speculate.mode import Mode
 from kdtree_nb.speculate.sampling import Choose
 from kdtree_nb.tree import DraftTree
 
@@ -62,7 +62,7 @@ def root_trees(state: ops.StreamState) -> DraftTree:
 
 def drafted_trees(
     drafter: DeviceDrafter, state: ops.StreamState, budget: torch.Tensor, max_budget: int, depth: torch.Tensor,
-    vocab_size: int,
+    vocab_size: int, mode: Mode,
 ) -> DraftTree:  # fmt: skip
     """The trees of a drafter on the device: budget i32 [S], depth i32 [1, L, 1] = 1 … L.
 
@@ -75,16 +75,13 @@ def drafted_trees(
         raise ValueError(
             f"draft: {type(drafter).__name__}: expected logits [S, L, V] = {expected}, got {list(logits.shape)}"
         )
-    log_probs, token_ids = ops.draft_topk(logits, min(max_budget, logits.shape[2]))
+    log_probs, token_ids = ops.draft_topk(logits, mode.num_candidates(max_budget, vocab_size))
     log_probs.masked_fill_(depth >= state.remaining[:, None, None], -torch.inf)
     tree = ops.tree_build(log_probs, token_ids, state.bonus, budget, max_budget)
     tree.num_nodes.mul_(state.active)
+    if mode.cutter:
+        tree.num_nodes.copy_(mode.cutter.on_device(tree, state.active, state.prefix_len))
     return tree
-
-
-def num_tree_slots(num_nodes: int) -> int:
-    """Slots for trees of up to `num_nodes` nodes: 1, 2, 3, 5, 9, 17, … 1024. Few sizes mean few captured graphs."""
-    return num_nodes if num_nodes <= 2 else min(1 + (1 << (num_nodes - 2).bit_length()), MAX_BUDGET + 1)
 
 
 class TreeBuffer:

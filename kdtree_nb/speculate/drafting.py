@@ -50,8 +50,8 @@ def check_draft(batch: Batch, draft: object, ends: list[tuple[int, int]]) -> Non
 
 def tree_from_candidates(batch: Batch, draft: DraftCandidates) -> DraftTree:
     """The heaviest trees of the running streams' candidates. Raises ValueError on bad ones, NonFiniteError on NaN."""
-    log_probs, token_ids = draft
-    _check_candidates(batch, log_probs, token_ids)
+    _check_candidates(batch, *draft)
+    log_probs, token_ids = (values[..., : batch.mode.width] for values in draft)
     if not batch.all_running:
         place = _places(batch)
         log_probs, token_ids = log_probs[place], token_ids[place]
@@ -78,6 +78,8 @@ def _build(*inputs: torch.Tensor | int) -> DraftTree:
 
 def tree_from_drafter(batch: Batch, draft: DraftTree) -> DraftTree:
     """Cut the running streams' ready trees to budget and depth limit; what is left of a best-first tree is a tree."""
+    if batch.mode.is_chain:
+        raise ValueError(f"draft: {_name(batch)}: expected DraftCandidates for mode 'chain', got a DraftTree")
     place = None if batch.all_running else _places(batch)
     fields = (draft.token, draft.parent, draft.depth, draft.log_prob, draft.ancestor_bits, draft.num_nodes)
     if draft.num_streams != len(batch.running):

@@ -1,5 +1,6 @@
 """Pictures, timing and exercises for the chapters. Figures are transparent and read in light and dark mode."""
 
+from kdtree_nb.native.devices import device_label
 from kdtree_nb.viz import exercise, gpu
 from kdtree_nb.viz.acceptance import draw_acceptance
 from kdtree_nb.viz.mask import draw_mask
@@ -16,7 +17,6 @@ from kdtree_nb.viz.theme import (
     PURPLE,
     RED,
     device,
-    device_label,
     figure,
     plot_lines,
     use_theme,

@@ -9,8 +9,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from kdtree_nb.native.devices import device_label
 from kdtree_nb.viz.records import Record
-from kdtree_nb.viz.theme import BLUE, GREY, ORANGE, device_label, figure
+from kdtree_nb.viz.theme import BLUE, GREY, ORANGE, figure
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import matplotlib
 import matplotlib.pyplot as plt
@@ -129,20 +127,3 @@ def device() -> str:
         return "cpu"
     major, minor = torch.cuda.get_device_capability()
     return "cuda" if 10 * major + minor >= MIN_ARCH else "cpu"
-
-
-def device_label(device: str | torch.device = "cpu") -> str:
-    """Name of the hardware that measurements run on, for labels: GPU name, or CPU model with its thread count."""
-    if torch.device(device).type == "cuda":
-        return torch.cuda.get_device_name(device)
-    threads = torch.get_num_threads()
-    return f"{_cpu_name()}, {threads} thread{'s' if threads != 1 else ''}"
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return " ".join(line.split(":", 1)[1].replace("(R)", "").replace("(TM)", "").split())
-    return platform.processor() or platform.machine()

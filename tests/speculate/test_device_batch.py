@@ -15,7 +15,8 @@ from kdtree_nb.model import build_model
 from kdtree_nb.speculate import engine as engine_module
 from kdtree_nb.speculate.device_batch import LOOKAHEAD, DeviceBatch
 from kdtree_nb.speculate.device_forward import DeviceForward
-from kdtree_nb.speculate.device_step import Step, TreeBuffer, num_tree_slots
+from kdtree_nb.speculate.device_step import Step, TreeBuffer
+from kdtree_nb.speculate.mode import num_tree_slots
 from kdtree_nb.speculate.step_runner import RING_SIZE, StepRunner
 from kdtree_nb.tiny2 import tiny2_config, tiny2_weights
 

@@ -1,0 +1,203 @@
+"""CostModel: seconds of a step by its rows, piecewise linear between measured points.
+
+The points are measured on the device with the model itself (`speculate.measure_cost`), so that what a further row costs
+(in a mixture of experts, the experts that it wakes) is in them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from kdtree_nb.errors import CalibrationError
+
+NEVER_S = 1e30
+"""Seconds of a step of fewer rows than streams, which there is not. Finite, so that one can interpolate."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CostKey:
+    """What measured times hold for. Any other value means to measure again.
+
+    device: name of the hardware, on a CPU with the number of threads
+    dtype:  of weights and activations
+    kind:   who leads a step: "host", or "device" (CUDA graphs)
+    shape:  digest of the model's configuration and of its tensors' shapes
+    model:  digest of the weights
+    build:  of the kernels: sources, compiler, torch, CPU features
+    """
+
+    device: str
+    dtype: str
+    kind: str
+    shape: str
+    model: str
+    build: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Surface:
+    """Seconds of a target forward over the trees of `num_streams` streams, with everything that is captured with it.
+
+    num_slots: tree slots per stream that the step was captured with; 0 where it takes as many as it needs
+    num_rows:  [R] ascending rows of all streams together, the first one is num_streams
+    seconds:   [P][R], a row for each prefix length of the cost model
+    """
+
+    num_slots: int
+    num_streams: int
+    num_rows: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class CostModel:
+    """Measured surfaces and, for each drafter, what a step takes besides.
+
+    max_budget: largest tree of a stream that was measured
+    prefix_len: [P] ascending tokens in the cache, per stream
+    overhead:   drafter -> streams -> seconds of drafting and bookkeeping in a step
+    """
+
+    key: CostKey
+    max_budget: int
+    prefix_len: tuple[int, ...]
+    surfaces: tuple[Surface, ...]
+    overhead: Mapping[str, Mapping[int, float]] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def slot_sizes(self) -> list[int]:
+        """Captured slots per stream that were measured, ascending; [0] where a step takes what it needs."""
+        return sorted({s.num_slots for s in self.surfaces})
+
+    def table(self, num_streams: int, largest: int, num_slots: int = 0, overhead_s: float = 0.0) -> np.ndarray:
+        """Seconds f64 [P, largest + 1] of steps of 0 … `largest` rows; NEVER_S below num_streams rows.
+
+        Between measured numbers of streams, and of rows, linear; beyond the last of either as between the last two.
+        num_slots: of the smallest capture that was measured and holds as many.
+        """
+        measured = [s for s in self.surfaces if s.num_slots == self._slots(num_slots)]
+        low, high, weight = _between(sorted(s.num_streams for s in measured), num_streams)
+        drafted = np.arange(largest + 1 - num_streams)
+        at = {s.num_streams: s for s in measured}
+        values = (1 - weight) * _spread(at[low], drafted)
+        if weight:
+            values = values + weight * _spread(at[high], drafted)
+        head = np.full((len(self.prefix_len), min(num_streams, largest + 1)), NEVER_S)
+        return np.concatenate([head, values + overhead_s], axis=1)
+
+    def seconds(self, num_streams: int, prefix_len: float, num_rows: int, num_slots: int = 0) -> float:
+        """Seconds of one step without its overhead; prefix_len is the mean over the streams."""
+        table = self.table(num_streams, num_rows, num_slots)
+        first, weight = prefix_weight(self.prefix_len, prefix_len)
+        last = min(first + 1, len(self.prefix_len) - 1)
+        return float((1 - weight) * table[first, num_rows] + weight * table[last, num_rows])
+
+    def overhead_s(self, drafter: str, num_streams: int) -> float:
+        """Seconds that a step takes besides the forward. Raises CalibrationError for a drafter not measured."""
+        if drafter not in self.overhead:
+            raise CalibrationError(
+                f'budget="auto": expected a drafter that was measured with this model ({", ".join(self.overhead)}), '
+                f"got {drafter}; run kdtree-nb calibrate with it (--drafter), or kdtree_nb.speculate.calibrate"
+            )
+        points = sorted(self.overhead[drafter].items())
+        low, high, weight = _between([count for count, _ in points], num_streams)
+        return max(0.0, (1 - weight) * dict(points)[low] + weight * dict(points)[high])
+
+    def useful_budget(self, num_streams: int, depth: int, overhead_s: float, num_slots: int = 0) -> int:
+        """Most drafted nodes that can pay, however good the drafter: a step emits at most 1 + depth tokens a stream.
+
+        With more nodes than that a step takes longer than 1 + depth steps that draft nothing.
+        """
+        table = self.table(num_streams, num_streams + self.max_budget, num_slots, overhead_s)[:, num_streams:]
+        pays = (table <= (1 + depth) * table[:, :1]).any(axis=0)
+        return int(np.flatnonzero(pays).max())
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready fields."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: Any) -> CostModel:
+        """From the fields of `to_dict` after JSON. Raises CalibrationError on anything else."""
+        try:
+            surfaces = tuple(
+                Surface(s["num_slots"], s["num_streams"], tuple(s["num_rows"]), tuple(map(tuple, s["seconds"])))
+                for s in fields["surfaces"]
+            )
+            overhead = {name: {int(n): float(s) for n, s in at.items()} for name, at in fields["overhead"].items()}
+            key = CostKey(**fields["key"])
+            return cls(key, fields["max_budget"], tuple(fields["prefix_len"]), surfaces, overhead)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise CalibrationError(f"cost model: expected its fields, got {type(error).__name__}: {error}") from error
+
+    def _slots(self, num_slots: int) -> int:
+        fits = [size for size in self.slot_sizes if size >= num_slots]
+        return fits[0] if fits else self.slot_sizes[-1]
+
+
+def prefix_weight(knots: Sequence[int], prefix_len: float) -> tuple[int, float]:
+    """(i, w) so that the value at `prefix_len` is (1 - w) values[i] + w values[i + 1]; w is above 1 behind the last."""
+    if len(knots) == 1 or prefix_len <= knots[0]:
+        return 0, 0.0
+    first = min(bisect.bisect_right(knots, prefix_len) - 1, len(knots) - 2)
+    return first, (prefix_len - knots[first]) / (knots[first + 1] - knots[first])
+
+
+def _between(counts: Sequence[int], wanted: int) -> tuple[int, int, float]:
+    """The measured counts around `wanted`, and the weight of the upper one: above 1 behind the last, 0 before all."""
+    first, weight = prefix_weight(counts, wanted)
+    return counts[first], counts[min(first + 1, len(counts) - 1)], weight
+
+
+def _spread(surface: Surface, drafted: np.ndarray) -> np.ndarray:
+    """Seconds f64 [P, len(drafted)] at these numbers of drafted nodes, all streams together."""
+    x = np.array(surface.num_rows, dtype=np.float64) - surface.num_streams
+    rows = []
+    for y in np.array(surface.seconds, dtype=np.float64):
+        values = np.interp(drafted, x, y)
+        if len(x) > 1:
+            slope = max(0.0, (y[-1] - y[-2]) / (x[-1] - x[-2]))
+            values += slope * np.maximum(drafted - x[-1], 0)
+        rows.append(values)
+    return np.array(rows)
+
+
+def _check(model: CostModel) -> None:
+    """Raises CalibrationError unless the surfaces are complete and every time is positive."""
+
+    def require(ok: bool, expected: str, got: Any) -> None:
+        if not ok:
+            raise CalibrationError(f"cost model: expected {expected}, got {got!r}; run kdtree-nb calibrate again")
+
+    require(0 < model.max_budget <= 1023, "a max_budget of 1 … 1023", model.max_budget)
+    require(_ascends(model.prefix_len), "ascending prefix lengths", model.prefix_len)
+    require(bool(model.surfaces), "at least one surface", model.surfaces)
+    places = [(s.num_slots, s.num_streams) for s in model.surfaces]
+    require(len(set(places)) == len(places), "one surface for each number of slots and of streams", places)
+    for s in model.surfaces:
+        require(
+            _ascends(s.num_rows) and s.num_rows[0] == s.num_streams, "rows from the number of streams on", s.num_rows
+        )
+        sizes = [len(s.seconds), *(len(row) for row in s.seconds)]
+        want = [len(model.prefix_len)] + [len(s.num_rows)] * len(model.prefix_len)
+        require(sizes == want, f"seconds of sizes {want}", sizes)
+        require(all(_is_time(t) for row in s.seconds for t in row), "positive finite seconds", s.seconds)
+    for name, at in model.overhead.items():
+        require(bool(at) and all(t == 0 or _is_time(t) for t in at.values()), f"seconds for {name}", dict(at))
+
+
+def _ascends(values: Sequence[int]) -> bool:
+    return len(values) > 0 and all(a < b for a, b in zip(values, values[1:], strict=False))
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
