@@ -6,13 +6,14 @@ import argparse
 import functools
 import json
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from kdtree_nb.commands import common
 
 if TYPE_CHECKING:
     from kdtree_nb.model import Model
-    from kdtree_nb.speculate import Sampling, StepRecord
+    from kdtree_nb.speculate import Engine, Generation, Sampling, StepRecord
 
 HELP = "continue a prompt, printing text as it is accepted"
 EPILOG = """example:
@@ -27,6 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--chat", action="store_true", help="the prompt is a user's message: put it into the checkpoint's chat template"
     )
     parser.add_argument("--ar", action="store_true", help="plain decoding, one token per target forward")
+    parser.add_argument(
+        "--metrics", action="store_true",
+        help="with --json: also decode without a drafter; tell acceptance by depth and rank, times and speedup",
+    )  # fmt: skip
     parser.add_argument("--max-seq-len", type=int, metavar="N", help="most tokens of prompt and output together")
     parser.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="0: greedy (default); 1: the model's"
@@ -42,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
     """Generate; statistics go to standard error."""
     from kdtree_nb.speculate import Engine
 
+    if args.metrics and not args.json:
+        raise ValueError("--metrics: expected --json beside it, got none")
     sampling = _sampling(args)
     text, source = _prompt(args)
     drafter = None if args.ar else common.make_drafter(args.drafter)
@@ -53,8 +60,9 @@ def run(args: argparse.Namespace) -> int:
     generate = engine.generate_ar if drafter is None else engine.generate_ddtree
     generate = functools.partial(generate, sampling=sampling)
     if args.json:
+        metrics = {"metrics": _metrics(engine, generate, prompt, args.max_new_tokens)} if args.metrics else {}
         result = generate(prompt, args.max_new_tokens)
-        print(json.dumps({"model": args.model, "prompt": text, **common.generation_json(model, result)}))
+        print(json.dumps({"model": args.model, "prompt": text, **common.generation_json(model, result), **metrics}))
         return 0
     printer = TextPrinter(model)
     try:
@@ -69,6 +77,18 @@ def run(args: argparse.Namespace) -> int:
         file=sys.stderr,
     )
     return 0
+
+
+def _metrics(
+    engine: Engine, generate: Callable[..., Generation], prompt: list[int], num_tokens: int
+) -> dict[str, Any]:  # fmt: skip
+    """Metrics of one text. What is timed has run before, and nothing watches it."""
+    from kdtree_nb.speculate.metrics import RankCounter, summarize
+
+    ranks, ar = RankCounter(), functools.partial(engine.generate_ar, sampling=generate.keywords["sampling"])
+    generate(prompt, num_tokens, on_step=ranks)
+    ar(prompt, num_tokens)
+    return summarize([generate(prompt, num_tokens)], [ar(prompt, num_tokens)], ranks).to_dict()
 
 
 def _chat(model: Model, text: str) -> list[int]:
