@@ -1,7 +1,7 @@
 """kdtree_nb: exact speculative decoding with draft trees, over native kernels.
 
-Public names: `Engine`, `Sampling`, `load_model`, `ops`, `drafters`, `reference`, `viz`. They are imported on first use,
-so that `import kdtree_nb` costs nothing and `kdtree_nb.reference` works without torch.
+Public names: `Engine`, `Sampling`, `load_model`, `ops`, `drafters`, `integrations`, `reference`, `viz`. They are
+imported on first use, so that `import kdtree_nb` costs nothing and `kdtree_nb.reference` works without torch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["Engine", "Sampling", "drafters", "load_model", "ops", "reference", "viz"]
+__all__ = ["Engine", "Sampling", "drafters", "integrations", "load_model", "ops", "reference", "viz"]
 
 _MODULES = {
     "Engine": "kdtree_nb.speculate",
@@ -17,6 +17,7 @@ _MODULES = {
     "load_model": "kdtree_nb.model",
     "ops": "kdtree_nb.native.ops",
     "drafters": "kdtree_nb.drafters",
+    "integrations": "kdtree_nb.integrations",
     "reference": "kdtree_nb.reference",
     "viz": "kdtree_nb.viz",
 }

@@ -24,9 +24,16 @@ import torch
 
 from tests.book.spoil import output_names, spoil_generation, spoil_in_place, spoil_output
 
-KINDS = "tokens, logits, ar_tokens, ar_logits, kernel:<op>[:<output>], reference:<name>[:<output>]"
+KINDS = (
+    "tokens, logits, ar_tokens, ar_logits, kernel:<op>[:<output>], reference:<name>[:<output>], "
+    "integrations:<engine>.<name>[:<output>]"
+)
 _GENERATE = {"": "generate_ddtree", "ar_": "generate_ar"}
-_MODULES = {"kernel": "kdtree_nb.native.ops", "reference": "kdtree_nb.reference"}
+_MODULES = {
+    "kernel": "kdtree_nb.native.ops",
+    "reference": "kdtree_nb.reference",
+    "integrations": "kdtree_nb.integrations",
+}
 
 
 @dataclasses.dataclass
