@@ -96,7 +96,10 @@ def check_tree(operation: str, tree: DraftTree, n: int) -> None:
     """That every stream has a root, at most n nodes, valid parents, and siblings that differ in their tokens."""
     num_nodes = tree.num_nodes
     if bool(((num_nodes < 1) | (num_nodes > n)).any()):
-        raise ValueError(f"{operation}: num_nodes: expected 1 … {n} per stream, got {num_nodes.tolist()}")
+        raise ValueError(
+            f"{operation}: num_nodes: expected 1 … {n} per stream, got {num_nodes.tolist()}; leave out streams "
+            "without a tree, and give larger trees a larger draft_token_num"
+        )
     node = torch.arange(tree.token.shape[1], device=num_nodes.device)
     child = (node > 0) & (node < num_nodes.unsqueeze(1))
     parent = tree.parent.long()
