@@ -10,6 +10,7 @@ from kdtree_nb.drafters.base import (
     Drafter,
     FeatureDrafter,
 )
+from kdtree_nb.drafters.dflash import DFlash, DFlashConfig
 from kdtree_nb.drafters.ngram import NGram
 from kdtree_nb.drafters.oracle import Oracle
 from kdtree_nb.drafters.random import Random
@@ -19,6 +20,8 @@ __all__ = [
     "AlwaysWrong",
     "AnyDrafter",
     "AttachedDrafter",
+    "DFlash",
+    "DFlashConfig",
     "DeviceDrafter",
     "DraftCandidates",
     "DraftContext",

@@ -90,7 +90,7 @@ _FIXED: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 """Fields that change the arithmetic, and the only values that this package computes."""
 
-_IGNORED = frozenset(
+IGNORED_FIELDS = frozenset(
     "architectures auto_map torch_dtype dtype transformers_version _name_or_path name_or_path use_cache bos_token_id "
     "pad_token_id sep_token_id initializer_range output_router_logits aux_loss_alpha seq_aux router_aux_loss_coef "
     "head_dim qk_head_dim return_dict output_hidden_states output_attentions problem_type finetuning_task id2label "
@@ -114,7 +114,7 @@ def _parse_text(fields: dict[str, Any], where: str) -> HfConfig:
     heads = fields.get("num_key_value_heads")
     if heads not in (None, fields["num_attention_heads"]):
         raise CheckpointError(f"{where}: num_key_value_heads: expected num_attention_heads, got {heads!r}")
-    theta, yarn = _rope(fields, where)
+    theta, yarn = parse_rope(fields, where)
     router = _router(fields, kind, where)
     try:
         model = ModelConfig(
@@ -139,7 +139,7 @@ def _check_names(fields: dict[str, Any], where: str) -> None:
     missing = [name for name in _TAKEN if fields.get(name) is None]
     if missing:
         raise CheckpointError(f"{where}: expected fields {missing}, got none of these names")
-    known = {*_TAKEN, *_OPTIONAL, *_FIXED, *_IGNORED}
+    known = {*_TAKEN, *_OPTIONAL, *_FIXED, *IGNORED_FIELDS}
     unknown = sorted(set(fields) - known)
     if unknown:
         raise CheckpointError(
@@ -182,7 +182,7 @@ def _router(fields: dict[str, Any], kind: str, where: str) -> dict[str, Any]:
     }
 
 
-def _rope(fields: dict[str, Any], where: str) -> tuple[Any, Yarn | None]:
+def parse_rope(fields: dict[str, Any], where: str) -> tuple[Any, Yarn | None]:
     """(theta, YaRN or none) in either spelling: rope_theta and rope_scaling, or rope_parameters with both."""
     name = "rope_parameters" if fields.get("rope_parameters") is not None else "rope_scaling"
     scaling = fields.get(name)

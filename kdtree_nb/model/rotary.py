@@ -12,12 +12,18 @@ from kdtree_nb.config import ModelConfig, Yarn
 
 def rope_table(config: ModelConfig, device: torch.device) -> torch.Tensor:
     """f32 [P, R]: R/2 cosines, then R/2 sines, of every absolute position; computed in float64 and rounded once."""
-    frequency = config.rope_theta ** (-np.arange(config.qk_rope_head_dim // 2) / (config.qk_rope_head_dim // 2))
+    num_positions, dim = config.max_position_embeddings, config.qk_rope_head_dim
+    return angle_table(num_positions, dim, config.rope_theta, config.rope_scaling, device)
+
+
+def angle_table(num_positions: int, dim: int, theta: float, yarn: Yarn | None, device: torch.device) -> torch.Tensor:
+    """`rope_table` of P positions and R = dim."""
+    frequency = theta ** (-np.arange(dim // 2) / (dim // 2))
     amplitude = 1.0
-    if config.rope_scaling is not None:
-        frequency = stretch(frequency, config.rope_scaling, config.rope_theta)
-        amplitude = config.rope_scaling.amplitude
-    angle = np.arange(config.max_position_embeddings, dtype=np.float64)[:, None] * frequency
+    if yarn is not None:
+        frequency = stretch(frequency, yarn, theta)
+        amplitude = yarn.amplitude
+    angle = np.arange(num_positions, dtype=np.float64)[:, None] * frequency
     table = amplitude * np.concatenate([np.cos(angle), np.sin(angle)], axis=1)
     return torch.from_numpy(table.astype(np.float32)).to(device)
 
