@@ -67,9 +67,7 @@ class DFlash:
         for name in ("hidden_size", "vocab_size"):
             mine, its = getattr(self.config, name), getattr(model.config, name)
             if mine != its:
-                raise ValueError(
-                    f"DFlash: {name}: expected a target with {mine}, as the drafter's config says, got {its}"
-                )
+                raise ValueError(f"DFlash: {name}: expected a target with {mine}, as its config says, got {its}")
         last = model.config.num_hidden_layers - 2
         if max(self.config.target_layer_ids) > last:
             raise ValueError(
