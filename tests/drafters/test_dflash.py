@@ -15,7 +15,7 @@ from kdtree_nb.drafters import DFlash, DFlashConfig, FeatureDrafter
 from kdtree_nb.drafters.dflash.config import parse_config
 from kdtree_nb.drafters.dflash.weights import random_weights, shapes
 from kdtree_nb.errors import CheckpointError
-from kdtree_nb.speculate.text_drafts import text_logits
+from kdtree_nb.speculate.text_logits import text_logits
 from kdtree_nb.speculate.text_hidden import text_hidden
 
 TEXT = torch.randint(0, 331, (45,), generator=torch.Generator().manual_seed(3)).tolist()

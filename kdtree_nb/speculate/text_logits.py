@@ -1,4 +1,4 @@
-"""What a drafter says at many places of a text that is there already: acceptance without decoding."""
+"""text_logits: what a drafter says at many places of a text that is there already, all at once."""
 
 from __future__ import annotations
 
