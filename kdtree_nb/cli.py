@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from kdtree_nb.commands import bench, calibrate, convert, demo, doctor, generate, make_refs, plan, train_tiny
+from kdtree_nb.commands import bench, calibrate, convert, demo, doctor, generate, make_refs, plan, train_nano, train_tiny
 from kdtree_nb.errors import KdtreeError
 
 COMMANDS = {
@@ -21,8 +21,8 @@ COMMANDS = {
     "doctor": doctor,
     "make-refs": make_refs,
 }
-TRAIN = "train-tiny"
-"""The command that has a parser of its own, since that knows about torch."""
+TRAIN = {"train-tiny": train_tiny, "train-nano": train_nano}
+"""The commands that have parsers of their own, since those know about torch."""
 
 USAGE_ERROR, INTERRUPTED = 2, 130
 
@@ -41,7 +41,8 @@ def build_parser() -> argparse.ArgumentParser:
         )  # fmt: skip
         module.add_arguments(command)
         command.set_defaults(run=module.run)
-    commands.add_parser(TRAIN, help=train_tiny.HELP, add_help=False)
+    for name, module in TRAIN.items():
+        commands.add_parser(name, help=module.HELP, add_help=False)
     return parser
 
 
@@ -60,8 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     name = argv[0] if argv and not argv[0].startswith("-") else ""
     try:
-        if name == TRAIN:
-            return train_tiny.run(argv[1:])
+        if name in TRAIN:
+            return TRAIN[name].run(argv[1:])
         args = build_parser().parse_args(argv)
         status = args.run(args)
         sys.stdout.flush()

@@ -21,6 +21,10 @@ class CheckpointError(KdtreeError):
     """A model file or folder does not describe a model that this package can run. Names the field or tensor."""
 
 
+class CorpusError(KdtreeError):
+    """The text to train or measure on is not the pinned one. Names what differs: package, version, files or hash."""
+
+
 class DeviceMemoryError(KdtreeError):
     """The memory of a device does not hold what was asked for. Names the sizes and what to make smaller."""
 

@@ -27,6 +27,12 @@ from kdtree_nb.tiny2 import tiny2_config, tiny2_weights
 DATA_DIR = Path(__file__).resolve().parents[2] / "data"
 """Where the models that this project ships lie."""
 
+NANO = "nano-k2"
+"""Name of the trained model with the structure of Kimi K2."""
+
+_SHIPPED = {"tiny": DATA_DIR / "tiny.kdtr", NANO: DATA_DIR / NANO}
+"""Name -> where the weights lie."""
+
 DTYPES = (torch.float32, torch.bfloat16)
 """Types of weights and activations that the operations support."""
 
@@ -46,7 +52,8 @@ def load_model(
     report: Report = print_to_stderr,
 ) -> Model:  # fmt: skip
     """Load a model: a KDTR file, a checkpoint folder of the DeepSeek-V3 family (config.json and safetensors), or by
-    name "tiny" (trained on Python text) or "tiny2" (random weights, odd sizes).
+    name "tiny" (trained on Python text), "tiny2" (random weights, odd sizes) or "nano-k2" (trained on more of it, with
+    the structure of Kimi K2).
 
     Weights are widened exactly to FP32 (or rounded to BF16), fused and packed once, here. `report` is told once which
     tensors of a folder are left aside. Raises CheckpointError when there is no model or one that is not understood,
@@ -58,12 +65,17 @@ def load_model(
     name = os.fspath(path_or_name)
     if name == "tiny2":
         return build_model(tiny2_config(), tiny2_weights(), device, dtype)
-    path = DATA_DIR / "tiny.kdtr" if name == "tiny" else Path(name)
+    path = _SHIPPED.get(name) or Path(name)
+    if name == NANO and not (path / "config.json").is_file():
+        raise CheckpointError(
+            f"load_model: expected the trained weights of {NANO!r} at {path}, found none; train it: "
+            "kdtree-nb train-nano target --preset gpu --device cuda --corpus tokens.pack --out data/nano-k2"
+        )
     if path.is_dir():
         return _load_folder(path, torch.device(device), dtype, report)
     if not path.is_file():
         raise CheckpointError(
-            "load_model: expected a KDTR file or a checkpoint folder (or the name 'tiny' or 'tiny2'), found "
+            "load_model: expected a KDTR file or a checkpoint folder (or the name 'tiny', 'tiny2' or 'nano-k2'), found "
             f"{'no regular file' if path.exists() else 'nothing'} at {path}"
         )
     return _load_kdtr(path, torch.device(device), dtype)

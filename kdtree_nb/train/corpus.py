@@ -56,7 +56,7 @@ def read_documents(folder: str | Path | None = None) -> list[Document]:
         if EXCLUDED_FOLDERS.intersection(name.split("/")) or name in EXCLUDED_FILES or _is_generated(name):
             continue
         text = path.read_bytes().replace(b"\r\n", b"\n")
-        if MIN_BYTES <= len(text) <= MAX_BYTES and SEPARATOR not in text and _is_utf8(text):
+        if MIN_BYTES <= len(text) <= MAX_BYTES and SEPARATOR not in text and is_utf8(text):
             documents.append(Document(name, text))
     if not documents:
         raise ValueError(f"read_documents: expected a library folder with Python files, got none below {root}")
@@ -110,7 +110,7 @@ def _is_generated(name: str) -> bool:
     return name.startswith(("_sysconfigdata", "config-"))
 
 
-def _is_utf8(text: bytes) -> bool:
+def is_utf8(text: bytes) -> bool:
     try:
         text.decode()
     except UnicodeDecodeError:

@@ -24,7 +24,8 @@ class Muon(torch.optim.Optimizer):
     """Muon with Nesterov momentum and decoupled weight decay.
 
     Parameters are matrices [..., rows, columns], leading dimensions being independent matrices. Those of one shape are
-    handled in one batch. `compute_dtype` is that of the orthogonalisation.
+    handled in one batch. `compute_dtype` is that of the orthogonalisation, `momentum_dtype` that of the state kept
+    between steps; the update itself sees the momentum before it is rounded to it.
     """
 
     def __init__(
@@ -34,9 +35,10 @@ class Muon(torch.optim.Optimizer):
         momentum: float = 0.95,
         weight_decay: float = 0.05,
         compute_dtype: torch.dtype = torch.float32,
+        momentum_dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(list(params), {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-        self._compute_dtype = compute_dtype
+        self._compute_dtype, self._momentum_dtype = compute_dtype, momentum_dtype
 
     @torch.no_grad()
     def step(self) -> None:
@@ -52,8 +54,9 @@ class Muon(torch.optim.Optimizer):
     def _step_batch(self, params: list[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
         directions = []
         for param in params:
-            average = self.state[param].setdefault("average", torch.zeros_like(param))
-            average.lerp_(param.grad, 1 - momentum)
+            kept = self.state[param].setdefault("average", torch.zeros_like(param, dtype=self._momentum_dtype))
+            average = kept.to(param.dtype).lerp(param.grad, 1 - momentum)
+            kept.copy_(average)
             directions.append(_wide(param.grad.lerp(average, momentum)).flatten(0, -3))
         updates = orthogonalise(torch.cat(directions).to(self._compute_dtype)).split([len(d) for d in directions])
         for param, update in zip(params, updates, strict=True):

@@ -19,15 +19,38 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional
 from tqdm.auto import tqdm
 
+from kdtree_nb.config import ModelConfig
 from kdtree_nb.kdtr import Bf16, write_atomically, write_kdtr
 from kdtree_nb.train.corpus import Corpus, load_corpus
-from kdtree_nb.train.muon import Muon
-from kdtree_nb.train.tiny_torch import TINY_CONFIG, TinyModel, export_tensors, import_tensors
+from kdtree_nb.train.optimizers import apply_update, lr_share, make_optimizers
+from kdtree_nb.train.plain_model import PlainModel, export_tensors, import_tensors
+from kdtree_nb.train.streams import measure, next_token_loss, sample_windows
 
 PROGRAM = "python -m kdtree_nb.train.train_tiny"
+
+TINY_CONFIG = ModelConfig(
+    vocab_size=256,
+    hidden_size=256,
+    num_hidden_layers=4,
+    first_k_dense_replace=1,
+    num_attention_heads=4,
+    kv_lora_rank=64,
+    qk_nope_head_dim=32,
+    qk_rope_head_dim=16,
+    v_head_dim=32,
+    intermediate_size=512,
+    moe_intermediate_size=96,
+    n_routed_experts=8,
+    num_experts_per_tok=2,
+    n_shared_experts=1,
+    rms_norm_eps=1e-6,
+    rope_theta=1e4,
+    max_position_embeddings=4096,
+    norm_topk_prob=True,
+    eos_token_ids=(0,),
+)
 
 SAMPLE_PROMPTS = (
     "def read_lines(path):\n    ",
@@ -53,73 +76,18 @@ class Recipe:
     num_eval_windows: int = 64
     seed: int = 0
 
-    def lr_share(self, step: int) -> float:
-        """Factor on the peak rates at `step`: linear warm-up, then a cosine down to `final_lr_share`."""
-        done = (step + 1) / self.num_steps
-        cosine = 0.5 * (1 + math.cos(math.pi * done))
-        return min(1.0, done / self.warmup_share) * (self.final_lr_share + (1 - self.final_lr_share) * cosine)
-
-
-def make_optimizers(model: TinyModel, recipe: Recipe, device: torch.device) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside layers; AdamW for embedding, head and norms, and slower for routers."""
-    routers = {name for name, _ in model.named_parameters() if name.endswith("mlp.gate.weight")}
-    matrices = {n for n, p in model.named_parameters() if n.startswith("layers.") and p.ndim > 1} - routers
-    groups: dict[str, list[torch.nn.Parameter]] = {"muon": [], "router": [], "other": []}
-    for name, param in model.named_parameters():
-        groups["muon" if name in matrices else "router" if name in routers else "other"].append(param)
-    adam = torch.optim.AdamW(
-        [{"params": groups["other"], "lr": recipe.adam_lr}, {"params": groups["router"], "lr": recipe.router_lr}],
-        betas=(0.9, 0.95),
-        weight_decay=0.0,
-        fused=device.type == "cuda",
-    )
-    compute_dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    optimizers = [Muon(groups["muon"], recipe.muon_lr, 0.95, recipe.weight_decay, compute_dtype), adam]
-    for group in (g for optimizer in optimizers for g in optimizer.param_groups):
-        group["peak_lr"] = group["lr"]
-    return optimizers
-
-
-def sample_windows(stream: torch.Tensor, num_windows: int, length: int, generator: torch.Generator) -> torch.Tensor:
-    """int64 [num_windows, length] pieces of a uint8 stream at random places."""
-    if len(stream) < length:
-        raise ValueError(f"sample_windows: expected a stream of at least {length} bytes, got {len(stream)}")
-    start = torch.randint(0, len(stream) - length + 1, (num_windows, 1), generator=generator).to(stream.device)
-    return stream[start + torch.arange(length, device=stream.device)].long()
-
-
-def next_byte_loss(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Mean negative log-likelihood in nats: logits [batch, positions, vocab], target [batch, positions]."""
-    return functional.cross_entropy(logits.float().flatten(0, 1), target.flatten())
-
-
-@torch.no_grad()
-def measure(
-    model: TinyModel, stream: torch.Tensor, dtype: torch.dtype, max_windows: int, context: int = 1024
-) -> tuple[float, list[list[float]]]:
-    """(bits per byte, expert load [MoE layers][experts]) over up to `max_windows` windows spread over a stream."""
-    num_windows = min(max_windows, (len(stream) - 1) // context)
-    if num_windows < 1:
-        raise ValueError(f"measure: expected a stream of more than {context} bytes, got {len(stream)}")
-    starts = torch.linspace(0, len(stream) - context - 1, num_windows).long().to(stream.device)
-    nats, loads = 0.0, []
-    for start in starts.split(32):
-        window = stream[start[:, None] + torch.arange(context + 1, device=stream.device)].long()
-        logits, layer_loads, _ = model(window[:, :-1], dtype)
-        nats += next_byte_loss(logits, window[:, 1:]).item() * len(start)
-        loads.append(torch.stack(layer_loads) * len(start))
-    return nats / num_windows / math.log(2), (torch.stack(loads).sum(0) / num_windows).tolist()
-
 
 def train(
-    model: TinyModel, corpus: Corpus, recipe: Recipe, device: torch.device, use_compile: bool
+    model: PlainModel, corpus: Corpus, recipe: Recipe, device: torch.device, use_compile: bool
 ) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
     """Train in place; (train curve, held-out curve), each a list of {step, bits_per_byte, …}."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     train_bytes, heldout_bytes = (torch.from_numpy(np.array(s)).to(device) for s in (corpus.train, corpus.heldout))
-    optimizers = make_optimizers(model, recipe, device)
+    optimizers = make_optimizers(
+        model, recipe.muon_lr, recipe.adam_lr, recipe.router_lr, recipe.weight_decay, momentum_dtype=torch.float32
+    )
     layers = [torch.compile(layer, dynamic=False) for layer in model.layers] if use_compile else None
-    loss_fn: Callable = torch.compile(next_byte_loss, dynamic=False) if use_compile else next_byte_loss
+    loss_fn: Callable = torch.compile(next_token_loss, dynamic=False) if use_compile else next_token_loss
     generator = torch.Generator().manual_seed(recipe.seed)
     train_curve: list[dict[str, float]] = []
     heldout_curve: list[dict[str, float]] = []
@@ -131,7 +99,7 @@ def train(
         logits, _, balances = model(window[:, :-1], dtype, layers)
         loss = loss_fn(logits, window[:, 1:])
         (loss + recipe.balance_weight * torch.stack(balances).sum()).backward()
-        apply_update(optimizers, recipe.lr_share(step))
+        apply_update(optimizers, lr_share(step, recipe.num_steps, recipe.warmup_share, recipe.final_lr_share))
         losses.append(loss.detach())
         if len(losses) == max(1, recipe.num_steps // 200) or step + 1 == recipe.num_steps:
             bits = (torch.stack(losses).mean() / math.log(2)).item()
@@ -148,17 +116,8 @@ def train(
     return train_curve, heldout_curve
 
 
-def apply_update(optimizers: list[torch.optim.Optimizer], lr_share: float) -> None:
-    """One step of every optimiser at `lr_share` of its peak rates; clears the gradients."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = group["peak_lr"] * lr_share
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-
 def final_figures(
-    model: TinyModel, corpus: Corpus, device: torch.device, max_windows: int, num_sample_bytes: int
+    model: PlainModel, corpus: Corpus, device: torch.device, max_windows: int, num_sample_bytes: int
 ) -> dict[str, Any]:
     """What the rounded weights do, in float32: bits per byte, expert load, greedy samples."""
     streams = [torch.from_numpy(np.array(stream)).to(device) for stream in (corpus.heldout, corpus.train)]
@@ -212,7 +171,7 @@ def main(argv: list[str] | None = None, prog: str = PROGRAM) -> None:
     corpus = load_corpus(args.corpus)
     made_by = provenance(args, corpus, device)
     torch.manual_seed(args.seed)
-    model = TinyModel(TINY_CONFIG).to(device)
+    model = PlainModel(TINY_CONFIG).to(device)
     start_s = time.perf_counter()
     train_curve, heldout_curve = train(model, corpus, recipe, device, use_compile=device.type == "cuda")
     elapsed_s = time.perf_counter() - start_s

@@ -22,6 +22,7 @@ from kdtree_nb.viz.theme import (
     use_theme,
 )
 from kdtree_nb.viz.timing import compare, measure, speedup
+from kdtree_nb.viz.training import load_training, plot_expert_load, plot_training
 from kdtree_nb.viz.tree import draw_tree, readable
 
 __all__ = [
@@ -46,9 +47,12 @@ __all__ = [
     "gpu",
     "load_record",
     "load_records",
+    "load_training",
     "measure",
+    "plot_expert_load",
     "plot_lines",
     "plot_speedup",
+    "plot_training",
     "readable",
     "show_source",
     "speedup",

@@ -17,8 +17,11 @@ from kdtree_nb.kdtr import Bf16, open_kdtr
 from kdtree_nb.reference import ReferenceModel
 from kdtree_nb.train.corpus import Document, build_corpus, is_heldout, save_corpus
 from kdtree_nb.train.muon import Muon, orthogonalise
-from kdtree_nb.train.tiny_torch import TINY_CONFIG, TinyModel, export_tensors, import_tensors, rope, rope_table
-from kdtree_nb.train.train_tiny import Recipe, main, measure, sample_windows
+from kdtree_nb.train.optimizers import lr_share
+from kdtree_nb.train.plain_layers import rope, rope_table
+from kdtree_nb.train.plain_model import PlainModel, export_tensors, import_tensors
+from kdtree_nb.train.streams import measure, sample_windows
+from kdtree_nb.train.train_tiny import TINY_CONFIG, Recipe, main
 
 DATA = Path(__file__).parents[2] / "data"
 SMALL = dataclasses.replace(
@@ -27,19 +30,10 @@ SMALL = dataclasses.replace(
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def single_thread():
-    """Small matrices are faster on one thread, most of all on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def random_model(config: ModelConfig, seed: int = 0) -> TinyModel:
+def random_model(config: ModelConfig, seed: int = 0) -> PlainModel:
     """A model in which nothing is zero or one."""
     torch.manual_seed(seed)
-    model = TinyModel(config)
+    model = PlainModel(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
@@ -47,7 +41,7 @@ def random_model(config: ModelConfig, seed: int = 0) -> TinyModel:
 
 
 @pytest.fixture(scope="module")
-def toy_corpus(tmp_path_factory):
+def byte_corpus(tmp_path_factory):
     """A corpus of simple lines, so that a few steps learn something."""
     names = [f"module_{i}.py" for i in range(200)]
     kept = [n for n in names if not is_heldout(n)][:12] + [n for n in names if is_heldout(n)][:2]
@@ -142,7 +136,7 @@ def test_muon_reaches_the_minimum_of_a_quadratic():
 
 def test_learning_rate_warms_up_and_falls():
     recipe = Recipe(num_steps=1000)
-    shares = [recipe.lr_share(step) for step in range(1000)]
+    shares = [lr_share(step, 1000, recipe.warmup_share, recipe.final_lr_share) for step in range(1000)]
     peak = int(np.argmax(shares))
     assert shares[0] < 0.05 and 20 <= peak <= 40 and shares[peak] > 0.95
     assert all(a > b for a, b in zip(shares[peak:], shares[peak + 1 :], strict=False))
@@ -154,7 +148,7 @@ def test_windows_are_pieces_of_the_stream_and_depend_on_the_seed():
     draw = [sample_windows(stream, 50, 10, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
     assert torch.equal(draw[0], draw[1]) and not torch.equal(draw[0], draw[2])
     assert torch.equal(draw[0] - draw[0][:, :1], torch.arange(10).expand(50, 10))
-    with pytest.raises(ValueError, match="expected a stream of at least 201 bytes, got 200"):
+    with pytest.raises(ValueError, match="expected a stream of at least 201 tokens, got 200"):
         sample_windows(stream, 1, 201, torch.Generator())
 
 
@@ -164,25 +158,25 @@ def test_measure_of_a_uniform_model_is_eight_bits():
     bits, load = measure(model, torch.arange(100, dtype=torch.uint8), torch.float32, max_windows=3, context=20)
     assert bits == pytest.approx(8.0, abs=1e-5)
     assert np.array(load).shape == (2, 5) and np.allclose(np.sum(load, 1), 1.0)
-    with pytest.raises(ValueError, match="more than 100 bytes, got 100"):
+    with pytest.raises(ValueError, match="more than 100 tokens, got 100"):
         measure(model, torch.arange(100, dtype=torch.uint8), torch.float32, 1, context=100)
 
 
-def test_short_run_learns_and_writes_weights_and_record(tmp_path, toy_corpus):
+def test_short_run_learns_and_writes_weights_and_record(tmp_path, byte_corpus):
     arguments = ["--steps", "3", "--batch-bytes", "512", "--eval-windows", "1", "--sample-bytes", "2"]
     for name in ("a", "b"):
-        main(["--out", str(tmp_path / f"{name}.kdtr"), "--corpus", str(toy_corpus), "--seed", "7", *arguments])
+        main(["--out", str(tmp_path / f"{name}.kdtr"), "--corpus", str(byte_corpus), "--seed", "7", *arguments])
     file = open_kdtr(tmp_path / "a.kdtr")
     file.verify()
     assert ModelConfig.from_dict(file.metadata["config"]) == TINY_CONFIG
     assert {file.dtype(name) for name in file.names} == {"bf16"}
-    assert set(file.names) == set(export_tensors(TinyModel()))
+    assert set(file.names) == set(export_tensors(PlainModel(TINY_CONFIG)))
     record = json.loads((tmp_path / "a_training.json").read_text())
     curve = [point["bits_per_byte"] for point in record["train_curve"]]
     assert 8 < curve[0] < 12 and curve[-1] < curve[0] - 3  # a start that knows nothing, then a simple text
     assert record["final"]["heldout_bits_per_byte"] < 6
     assert record["seed"] == 7 and "--seed 7 --steps 3" in record["command"]
-    assert record["corpus"] == open_kdtr(toy_corpus).metadata["corpus"]
+    assert record["corpus"] == open_kdtr(byte_corpus).metadata["corpus"]
     again = open_kdtr(tmp_path / "b.kdtr")
     assert all(np.array_equal(file.array(name), again.array(name)) for name in file.names)
 
@@ -212,7 +206,7 @@ def test_committed_record_belongs_to_the_committed_weights():
 def test_committed_weights_predict_our_prompts():
     """tiny knows Python text: far below 8 bits per byte on text that it has never seen."""
     file = open_kdtr(DATA / "tiny.kdtr")
-    model = TinyModel()
+    model = PlainModel(TINY_CONFIG)
     import_tensors(model, {name: file.float32(name) for name in file.names})
     assert all(np.array_equal(Bf16.round(a).float32(), a) for a in export_tensors(model).values())
     prompts = json.loads((DATA / "prompts.json").read_text())["prompts"]

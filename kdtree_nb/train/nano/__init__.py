@@ -1,0 +1,1 @@
+"""The training of `nano-k2`: pinned corpus, tokenizer, target, export, and the text that its drafter learns from."""

@@ -1,0 +1,107 @@
+"""train-nano: every step from the command line, on small text."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from kdtree_nb.cli import main
+from kdtree_nb.commands.train_nano import STEPS
+from kdtree_nb.train.nano import cli_corpus
+from kdtree_nb.train.nano.manifest import Manifest, Package, Part, make_manifest, write_manifest
+from kdtree_nb.train.nano.tokenizer import TOKENIZER_PATH
+
+
+@pytest.fixture(autouse=True)
+def keep_threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def run(*words) -> int:
+    return main(["train-nano", *map(str, words)])
+
+
+def test_help_names_every_step(capsys):
+    assert run("--help") == 0
+    out = capsys.readouterr().out
+    assert all(f"  {step} " in out for step in STEPS)
+    assert run("targets") == 2 and "got 'targets'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_every_step_has_help(step, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        run(step, "--help")
+    assert stopped.value.code == 0 and f"kdtree-nb train-nano {step}" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory):
+    """The part of this environment's manifest that a test can read in a second."""
+    everything = {package.name: package for package in make_manifest().packages}
+    names = [n for n in ("click", "anyio", "attrs", "httpx", "jsonschema", "rich") if n in everything]
+    path = tmp_path_factory.mktemp("manifest") / "corpus.json"
+    write_manifest(path, Manifest(tuple(everything[name] for name in sorted(names))))
+    return path
+
+
+def test_from_text_to_tokens_of_the_drafter(manifest, tmp_path, capsys):
+    tokenizer, pack, out = tmp_path / "tokenizer.json", tmp_path / "tokens.pack", tmp_path / "target"
+    assert run("tokenizer", "--manifest", manifest, "--out", tokenizer, "--vocab", 4096) == 0
+    assert run("pack", "--manifest", manifest, "--tokenizer", tokenizer, "--out", pack) == 0
+    target = ("target", "--out", out, "--corpus", pack, "--tokenizer", tokenizer, "--steps", 3, "--batch-tokens", 128)
+    assert run(*target, "--checkpoints", tmp_path / "c", "--stop-at", 2) == 0
+    assert "stopped at step 2 of 3" in capsys.readouterr().out and not out.exists()
+    assert run(*target, "--checkpoints", tmp_path / "c") == 0
+    assert "going on from step 2" in capsys.readouterr().out
+    record = json.loads((out / "training.json").read_text())
+    assert record["corpus"]["source"] == "packages of the manifest" and "--steps 3" in record["command"]
+    assert [point["step"] for point in record["train_curve"]] == [1, 2, 3]
+    assert record["final"]["bits_per_byte"].keys() == {"train", "code", "prose"}
+    text = ("--texts", 4, "--part-texts", 2, "--total-len", 24, "--prompt-lens", 8, 12)
+    assert run("generate", "--target", out, "--corpus", pack, "--out", tmp_path / "texts", *text) == 0
+    assert len(list((tmp_path / "texts").iterdir())) == 2
+
+
+def test_manifest_is_written(monkeypatch, tmp_path, capsys):
+    one = Package("alpha", "1.0", "MIT", {"code": Part("train", 1, 5, "0" * 64)})
+    monkeypatch.setattr(cli_corpus, "make_manifest", lambda: Manifest((one,)))
+    assert run("manifest", "--out", tmp_path / "corpus.json") == 0
+    assert "1 packages" in capsys.readouterr().out and "alpha" in (tmp_path / "corpus.json").read_text()
+
+
+def test_differing_packages_are_an_error_in_one_line(tmp_path, capsys):
+    gone = Package("no-such-package", "1.0", "MIT", {"code": Part("train", 1, 5, "0" * 64)})
+    write_manifest(tmp_path / "corpus.json", Manifest((gone,)))
+    assert run("tokenizer", "--manifest", tmp_path / "corpus.json", "--out", tmp_path / "t.json") == 2
+    err = capsys.readouterr().err
+    assert "no-such-package: expected version 1.0, got none" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(("--stop-at", "3"), "expected --checkpoints FOLDER"), (("--preset", "large"), "invalid choice")],
+)
+def test_bad_options_of_target(words, said, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run("target", "--out", tmp_path / "x", *words)
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("step", [("target",), ("generate", "--target", "x")])
+def test_a_gpu_that_is_not_there(step, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        run(*step, "--out", tmp_path / "x", "--device", "cuda")
+    assert "--device cuda: expected a GPU that torch can use, found none" in capsys.readouterr().err
+
+
+def test_bad_sizes_and_files_of_target(tmp_path, capsys):
+    assert run("target", "--out", tmp_path / "x", "--steps", 0) == 2
+    assert "recipe: num_steps: expected at least 1, got 0" in capsys.readouterr().err
+    assert run("target", "--out", tmp_path / "x", "--corpus", TOKENIZER_PATH) == 2
+    assert "tokenizer.json" in capsys.readouterr().err
