@@ -8,7 +8,18 @@ import os
 import sys
 from collections.abc import Sequence
 
-from kdtree_nb.commands import bench, calibrate, convert, demo, doctor, generate, make_refs, plan, train_nano, train_tiny
+from kdtree_nb.commands import (
+    bench,
+    calibrate,
+    convert,
+    demo,
+    doctor,
+    generate,
+    make_refs,
+    plan,
+    train_nano,
+    train_tiny,
+)
 from kdtree_nb.errors import KdtreeError
 
 COMMANDS = {

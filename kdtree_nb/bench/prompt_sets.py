@@ -13,6 +13,7 @@ import numpy as np
 
 from kdtree_nb.model.checkpoint import DATA_DIR
 from kdtree_nb.train.corpus import Document, read_documents
+from kdtree_nb.train.nano.manifest import Manifest, pinned_documents
 
 LENGTHS = (96, 288)
 """Shortest and longest prompt in tokens."""
@@ -48,6 +49,18 @@ def library_prompts(encode: Encode, num_prompts: int, lengths: tuple[int, int] =
     documents = [document for document in read_documents() if document.name in names]
     source = {"standard library of CPython": platform.python_version(), "files": len(documents)}
     return _pieces(documents, encode, num_prompts, lengths, seed, source)
+
+
+def pinned_prompts(
+    manifest: Manifest, encode: Encode, kind: str, num_prompts: int, lengths: tuple[int, int] = LENGTHS, seed: int = 0
+) -> PromptSet:
+    """Pieces of the packages that nano-k2's corpus holds out: of their "code" or their "prose".
+
+    Raises CorpusError where the installed packages are not those of the manifest.
+    """
+    documents = pinned_documents(manifest, kind, "heldout")
+    packages = {p.name: p.version for p in manifest.packages if kind in p.parts and p.parts[kind].role == "heldout"}
+    return _pieces(documents, encode, num_prompts, lengths, seed, {"kind": kind, "packages": packages})
 
 
 def _pieces(

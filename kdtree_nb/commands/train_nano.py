@@ -9,7 +9,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-HELP = "train nano-k2, step by step: manifest, tokenizer, pack, target, generate"
+HELP = "train nano-k2, step by step: manifest, tokenizer, pack, target, generate, compare"
 
 STEPS = {
     "manifest": ("kdtree_nb.train.nano.cli_corpus", "write the manifest of this environment's packages"),
@@ -17,6 +17,7 @@ STEPS = {
     "pack": ("kdtree_nb.train.nano.cli_corpus", "encode the pinned corpus into one small file"),
     "target": ("kdtree_nb.train.nano.cli_target", "train the target and write it as a checkpoint folder"),
     "generate": ("kdtree_nb.train.nano.cli_generate", "let the target continue training text, for its drafter"),
+    "compare": ("kdtree_nb.train.nano.cli_compare", "say how far the loss curves of two runs lie apart"),
 }
 """Step -> (module whose `main(step, argv, prog)` does it, one line of help)."""
 

@@ -67,6 +67,38 @@ def test_from_text_to_tokens_of_the_drafter(manifest, tmp_path, capsys):
     assert len(list((tmp_path / "texts").iterdir())) == 2
 
 
+def test_compare_says_how_far_two_runs_lie_apart(tmp_path, capsys):
+    for name, values in {"a": (8.0, 5.0, 4.0), "b": (8.0, 5.25), "none": ()}.items():
+        (tmp_path / name).mkdir()
+        curve = [{"step": 10 * i, "nats_per_token": value} for i, value in enumerate(values, 1)]
+        if name != "none":
+            (tmp_path / name / "training.json").write_text(json.dumps({"train_curve": curve}))
+    assert run("compare", tmp_path / "a", tmp_path / "b", "--tolerance", 0.25) == 0
+    assert "2 points of both, up to step 20: at most 0.250000 nats per token apart (step 20)" in capsys.readouterr().out
+    assert run("compare", tmp_path / "a", tmp_path / "b", "--tolerance", 0.2) == 2
+    assert "expected differences of at most 0.2 nats per token, got 0.25" in capsys.readouterr().err
+    assert run("compare", tmp_path / "a", tmp_path / "none") == 2
+    assert "expected training.json or checkpoints" in capsys.readouterr().err
+
+
+def test_compare_reads_checkpoints(tmp_path):
+    words = (
+        "--tokenizer",
+        TOKENIZER_PATH,
+        "--steps",
+        4,
+        "--batch-tokens",
+        128,
+        "--stop-at",
+        2,
+        "--out",
+        tmp_path / "x",
+    )
+    for name in "ab":
+        assert run("target", *words, "--checkpoints", tmp_path / name) == 0
+    assert run("compare", tmp_path / "a", tmp_path / "b") == 0
+
+
 def test_manifest_is_written(monkeypatch, tmp_path, capsys):
     one = Package("alpha", "1.0", "MIT", {"code": Part("train", 1, 5, "0" * 64)})
     monkeypatch.setattr(cli_corpus, "make_manifest", lambda: Manifest((one,)))
