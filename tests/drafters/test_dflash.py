@@ -15,8 +15,8 @@ from kdtree_nb.drafters import DFlash, DFlashConfig, FeatureDrafter
 from kdtree_nb.drafters.dflash.config import parse_config
 from kdtree_nb.drafters.dflash.weights import random_weights, shapes
 from kdtree_nb.errors import CheckpointError
-from kdtree_nb.speculate.text_logits import text_logits
 from kdtree_nb.speculate.text_hidden import text_hidden
+from kdtree_nb.speculate.text_logits import text_logits
 
 TEXT = torch.randint(0, 331, (45,), generator=torch.Generator().manual_seed(3)).tolist()
 
