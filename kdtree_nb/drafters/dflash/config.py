@@ -167,9 +167,7 @@ def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _layer_types(
-    fields: dict[str, Any], own_window: int | None
-) -> tuple[tuple[int | None, ...], tuple[bool, ...]]:
+def _layer_types(fields: dict[str, Any], own_window: int | None) -> tuple[tuple[int | None, ...], tuple[bool, ...]]:
     """Windows and kinds of block by layer. Without layer_types only dflash_config's own window counts, in all layers.
 
     Where is_causal does not say, layers of the type sliding_attention are causal inside the block and others are not,
