@@ -31,6 +31,9 @@ def segment_bounds(length: int) -> list[int]:
     return [min(SEGMENT_UNIT * (s * num_units // NUM_SEGMENTS), length) for s in range(NUM_SEGMENTS + 1)]
 
 
+_POSITIVE = "a positive number that float32 holds"
+
+
 @dataclasses.dataclass(frozen=True)
 class Yarn:
     """YaRN: rotary frequencies stretched beyond the positions that the model was trained on first.
@@ -51,15 +54,18 @@ class Yarn:
 
     def __post_init__(self) -> None:
         for field in ("factor", "beta_fast", "beta_slow"):
-            _require(_is_positive(getattr(self, field)), "rope_scaling: ", field, self, "a positive finite number")
+            _require(_is_positive(getattr(self, field)), "rope_scaling: ", field, self, _POSITIVE)
         for field in ("mscale", "mscale_all_dim"):
             ok = getattr(self, field) == 0 or _is_positive(getattr(self, field))
-            _require(ok, "rope_scaling: ", field, self, "a finite number of at least 0")
+            _require(ok, "rope_scaling: ", field, self, f"0 or {_POSITIVE}")
         length = self.original_max_position_embeddings
         name = "original_max_position_embeddings"
         _require(_is_integer(length, 1), "rope_scaling: ", name, self, "a positive integer below 2^31")
         ok = self.attention_factor is None or _is_positive(self.attention_factor)
-        _require(ok, "rope_scaling: ", "attention_factor", self, "a positive finite number or none")
+        _require(ok, "rope_scaling: ", "attention_factor", self, f"{_POSITIVE} or none")
+        for field in ("amplitude", "softmax_factor"):
+            _require(_is_positive(getattr(self, field)), "rope_scaling: mscale, mscale_all_dim: ", field, self,
+                     "a factor that float32 holds")  # fmt: skip
 
     def magnitude(self, mscale: float) -> float:
         """0.1 · mscale · ln(factor) + 1, or 1 where nothing is stretched."""
@@ -77,7 +83,8 @@ class Yarn:
     @property
     def softmax_factor(self) -> float:
         """Factor on the softmax scale."""
-        return self.magnitude(self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
+        magnitude = self.magnitude(self.mscale_all_dim) if self.mscale_all_dim else 1.0
+        return magnitude * magnitude
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +206,8 @@ def _check(config: ModelConfig) -> None:
     for field in ("first_k_dense_replace", "n_shared_experts"):
         require(_is_integer(getattr(config, field), 0), field, "an integer from 0 to below 2^31")
     for field in ("rms_norm_eps", "rope_theta", "routed_scaling_factor"):
-        require(_is_positive(getattr(config, field)), field, "a positive finite number")
+        require(_is_positive(getattr(config, field)), field, _POSITIVE)
+    require(config.rope_theta > 1, "rope_theta", "a number above 1")
     q_lora_rank, rope_dim = config.q_lora_rank, config.qk_rope_head_dim
     require(q_lora_rank is None or _is_integer(q_lora_rank, 1), "q_lora_rank", "a positive integer or none")
     require(rope_dim % 2 == 0 and rope_dim <= 1 << 12, "qk_rope_head_dim", "an even number up to 4096")
@@ -210,7 +218,7 @@ def _check(config: ModelConfig) -> None:
     for field in ("norm_topk_prob", "use_router_bias", "tie_word_embeddings"):
         require(isinstance(getattr(config, field), bool), field, "true or false")
     eps = config.latent_norm_eps
-    require(eps is None or _is_positive(eps), "latent_norm_eps", "a positive finite number or none")
+    require(eps is None or _is_positive(eps), "latent_norm_eps", f"{_POSITIVE} or none")
     require(config.rope_scaling is None or isinstance(config.rope_scaling, Yarn), "rope_scaling", "YaRN's or none")
     _check_groups(config, require)
     ids = config.eos_token_ids
@@ -233,5 +241,9 @@ def _is_integer(value: Any, low: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value < 1 << 31
 
 
+FLT_MIN, FLT_MAX = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127
+"""The least normal and the largest number of float32, in which the operations take their factors."""
+
+
 def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and FLT_MIN <= value <= FLT_MAX

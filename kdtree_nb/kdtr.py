@@ -125,8 +125,10 @@ def write_atomically(path: str | os.PathLike, chunks: Iterable[Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # such as a full disk
+            error.filename = str(target)
         raise
     if os.name == "posix":
         folder = os.open(target.parent, os.O_RDONLY)

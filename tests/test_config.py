@@ -34,7 +34,8 @@ def test_impossible_values_name_the_field(field, value):
         ("rope_theta", math.inf), ("norm_topk_prob", None), ("scoring_func", "top"), ("eos_token_ids", None),
         ("eos_token_ids", [331]), ("eos_token_ids", [1.5]), ("max_position_embeddings", 10**8),
         ("qk_rope_head_dim", 2**20), ("n_group", 0), ("n_group", 4), ("topk_group", 2), ("use_router_bias", 1),
-        ("tie_word_embeddings", None), ("latent_norm_eps", 0.0), ("rope_scaling", 3),
+        ("tie_word_embeddings", None), ("latent_norm_eps", 0.0), ("rope_scaling", 3), ("rope_theta", 1),
+        ("rope_theta", 10**400), ("rms_norm_eps", 1e-320), ("routed_scaling_factor", 1e39),
     ],
 )  # fmt: skip
 def test_single_values(field, value):
@@ -54,7 +55,8 @@ def test_yarn_comes_back_from_a_dictionary():
 @pytest.mark.parametrize(
     ("field", "value"),
     [("factor", 0), ("factor", math.nan), ("original_max_position_embeddings", 1.5), ("beta_fast", -1), ("mscale", "1"),
-     ("mscale_all_dim", math.inf), ("attention_factor", 0), ("other", 1)],
+     ("mscale_all_dim", math.inf), ("attention_factor", 0), ("other", 1), ("beta_fast", 10**400), ("beta_slow", 1e-320),
+     ("mscale", 10**400), ("factor", 1e300)],
 )  # fmt: skip
 def test_single_values_of_yarn(field, value):
     with pytest.raises(CheckpointError, match=f"rope_scaling: ({field}: expected|unknown fields)"):

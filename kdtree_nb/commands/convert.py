@@ -49,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _kind(path: Path) -> str:
-    return "folder" if path.is_dir() or not path.suffix else path.suffix
+    """The suffix, or 'folder'; names of checkpoints end in version numbers, as in K2.6."""
+    return "folder" if path.is_dir() or not path.suffix or path.suffix[1:].isdecimal() else path.suffix
 
 
 def _summary(source: Path, target: Path) -> str:

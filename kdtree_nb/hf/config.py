@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 from kdtree_nb.config import ModelConfig, Yarn
 from kdtree_nb.errors import CheckpointError
+from kdtree_nb.hf.json_file import read_object
 from kdtree_nb.hf.quantization import Quantization, parse_quantization
 
 LATENT_NORM_EPS = 1e-6
@@ -39,19 +39,11 @@ class HfConfig:
 def read_config(folder: Path) -> HfConfig:
     """Read `config.json`. Raises CheckpointError, naming the file and the field, on anything that is not understood."""
     path = folder / "config.json"
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"load_model: {path}: expected a readable file, got {error.strerror or error}") from error
-    except ValueError as error:
-        raise CheckpointError(f"load_model: {path}: expected JSON, got {error}") from error
-    if not isinstance(fields, dict):
-        raise CheckpointError(f"load_model: {path}: expected an object, got {type(fields).__name__}")
-    return parse_config(fields, str(path))
+    return parse_config(read_object(path, "load_model"), f"load_model: {path}")
 
 
 def parse_config(fields: dict[str, Any], where: str) -> HfConfig:
-    """`read_config` on the parsed object; `where` names the file in errors."""
+    """`read_config` on the parsed object; `where` begins its errors: operation and file."""
     kind = fields.get("model_type")
     if kind in _MULTIMODAL:
         text = fields.get("text_config")
@@ -130,9 +122,28 @@ def _parse_text(fields: dict[str, Any], where: str) -> HfConfig:
         )
     except CheckpointError as error:
         raise CheckpointError(f"{where}: {error}") from error
-    extra = fields.get("num_nextn_predict_layers", fields.get("num_mtp_layers")) or 0
     quantization = parse_quantization(fields.get("quantization_config"), where)
-    return HfConfig(model, quantization, "", extra, False, fields.get("rope_interleave", True) is not False)
+    return HfConfig(model, quantization, "", _extra_layers(fields, where), False, _is_interleaved(fields, kind, where))
+
+
+def _extra_layers(fields: dict[str, Any], where: str) -> int:
+    counts = [fields.get(name) for name in ("num_nextn_predict_layers", "num_mtp_layers")]
+    counts = [count for count in counts if count is not None] or [0]
+    if any(isinstance(count, bool) or not isinstance(count, int) or count < 0 for count in counts):
+        raise CheckpointError(
+            f"{where}: num_nextn_predict_layers, num_mtp_layers: expected a number of layers from 0, got {counts}"
+        )
+    return max(counts)
+
+
+def _is_interleaved(fields: dict[str, Any], kind: str, where: str) -> bool:
+    """Only implementations of "deepseek_v3" know the field; those of the others rotate interleaved pairs whatever it
+    says."""
+    value = fields.get("rope_interleave", True)
+    if not isinstance(value, bool) or not value and kind != "deepseek_v3":
+        expected = "true or false" if kind == "deepseek_v3" else f"true with model_type {kind!r}"
+        raise CheckpointError(f"{where}: rope_interleave: expected {expected}, got {value!r}")
+    return value
 
 
 def _check_names(fields: dict[str, Any], where: str) -> None:
@@ -161,7 +172,7 @@ def _router(fields: dict[str, Any], kind: str, where: str) -> dict[str, Any]:
     method = fields.get("topk_method", "greedy" if is_v2 else "noaux_tc")
     scoring = fields.get("scoring_func", "softmax" if is_v2 else "sigmoid")
     supported = {("greedy", "softmax"), ("noaux_tc", "sigmoid")}
-    if (method, scoring) not in supported:
+    if not isinstance(method, str) or not isinstance(scoring, str) or (method, scoring) not in supported:
         raise CheckpointError(
             f"{where}: topk_method, scoring_func: expected one of {sorted(supported)}, got {(method, scoring)}"
         )
@@ -172,44 +183,76 @@ def _router(fields: dict[str, Any], kind: str, where: str) -> dict[str, Any]:
             "1, which implementations apply differently; got true"
         )
     grouped = method == "noaux_tc"
+    missing = [name for name in ("n_group", "topk_group") if grouped and name not in fields]
+    if missing:
+        raise CheckpointError(
+            f"{where}: expected fields {missing} with topk_method 'noaux_tc', got none of these names; 1 and 1 mean no "
+            "groups"
+        )
     return {
         "scoring_func": scoring,
         "norm_topk_prob": renormalize,
         "routed_scaling_factor": fields.get("routed_scaling_factor", 1.0 if is_v2 else 2.5),
-        "n_group": (fields.get("n_group") or 1) if grouped else 1,
-        "topk_group": (fields.get("topk_group") or 1) if grouped else 1,
+        "n_group": fields["n_group"] if grouped else 1,
+        "topk_group": fields["topk_group"] if grouped else 1,
         "use_router_bias": grouped,
     }
 
 
 def parse_rope(fields: dict[str, Any], where: str) -> tuple[Any, Yarn | None]:
     """(theta, YaRN or none) in either spelling: rope_theta and rope_scaling, or rope_parameters with both."""
-    name = "rope_parameters" if fields.get("rope_parameters") is not None else "rope_scaling"
-    scaling = fields.get(name)
-    if scaling is not None and not isinstance(scaling, dict):
-        raise CheckpointError(f"{where}: {name}: expected an object, got {scaling!r}")
-    scaling = dict(scaling or {})
-    theta = scaling.pop("rope_theta", fields.get("rope_theta"))
+    name, scaling = _scaling(fields, where)
+    inner, outer = scaling.pop("rope_theta", None), fields.get("rope_theta")
+    theta = outer if inner is None else inner
     if theta is None:
         raise CheckpointError(f"{where}: rope_theta: expected a number (also in rope_parameters), got none")
-    kinds = {scaling.pop(key) for key in ("rope_type", "type") if key in scaling} or {"default"}
-    kind = kinds.pop()
-    if kinds or kind not in ("default", "yarn"):
-        raise CheckpointError(f"{where}: {name}: rope_type: expected 'default' or 'yarn', got {sorted({kind, *kinds})}")
-    if kind == "default":
+    if outer not in (None, theta):
+        raise CheckpointError(f"{where}: rope_theta: expected the same as in {name}, {theta!r}, got {outer!r}")
+    kinds = [scaling.pop(key) for key in ("rope_type", "type") if key in scaling] or ["default"]
+    if kinds[0] not in ("default", "yarn") or kinds[-1] != kinds[0]:
+        raise CheckpointError(f"{where}: {name}: rope_type: expected 'default' or 'yarn', got {kinds}")
+    if kinds[0] == "default":
         if set(scaling) - {"partial_rotary_factor"}:
             raise CheckpointError(f"{where}: {name}: expected nothing beside rope_theta, got {sorted(scaling)}")
         return theta, None
     return theta, _yarn(scaling, f"{where}: {name}")
 
 
+def _scaling(fields: dict[str, Any], where: str) -> tuple[str, dict[str, Any]]:
+    """The field that says how positions are rotated, and a copy of it; empty where there is none."""
+    given = {name: fields[name] for name in ("rope_parameters", "rope_scaling") if fields.get(name) is not None}
+    for name, value in given.items():
+        if not isinstance(value, dict):
+            raise CheckpointError(f"{where}: {name}: expected an object, got {value!r}")
+    name = next(iter(given), "rope_scaling")
+    if any(value != given[name] for value in given.values()):
+        raise CheckpointError(
+            f"{where}: rope_parameters, rope_scaling: expected one of them or two that agree, got {given}"
+        )
+    return name, dict(given.get(name, {}))
+
+
 def _yarn(scaling: dict[str, Any], where: str) -> Yarn:
+    scaling = {name: value for name, value in scaling.items() if value is not None}
     for name, only in (("truncate", True), ("partial_rotary_factor", 1.0)):
-        if scaling.pop(name, only) != only:
-            raise CheckpointError(f"{where}: {name}: expected {only}, got another value")
+        value = scaling.pop(name, only)
+        if value != only:
+            raise CheckpointError(f"{where}: {name}: expected {only}, got {value!r}")
     known = {field.name for field in dataclasses.fields(Yarn)}
     unknown = sorted(set(scaling) - known)
     missing = sorted({"factor", "original_max_position_embeddings"} - set(scaling))
     if unknown or missing:
         raise CheckpointError(f"{where}: unknown fields {unknown}, missing fields {missing}")
-    return Yarn(**{name: value for name, value in scaling.items() if value is not None})
+    _check_mscales(scaling, where)
+    return Yarn(**scaling)
+
+
+def _check_mscales(scaling: dict[str, Any], where: str) -> None:
+    """Both mscales, or none that has an effect: implementations read one alone differently."""
+    one, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    is_plain = one in (None, 1) and all_dim in (None, 0)
+    if not (is_plain or (one and all_dim) or "attention_factor" in scaling):
+        raise CheckpointError(
+            f"{where}: mscale, mscale_all_dim: expected both or none, got {one!r} and {all_dim!r}, which "
+            "implementations apply differently"
+        )

@@ -13,7 +13,8 @@ NIBBLES_PER_WORD = 8
 def dequantize_fp8(value: Tensor, scale: Tensor, blocks: Fp8Blocks, dtype: torch.dtype) -> Tensor:
     """value float8_e4m3fn [N, K], scale f32 [ceil(N/rows), ceil(K/columns)] -> dtype [N, K]."""
     num_out, num_in = value.shape
-    wide = scale.float().repeat_interleave(blocks.rows, 0)[:num_out].repeat_interleave(blocks.columns, 1)[:, :num_in]
+    rows, columns = min(blocks.rows, num_out), min(blocks.columns, num_in)  # a block may be larger than the weight
+    wide = scale.float().repeat_interleave(rows, 0)[:num_out].repeat_interleave(columns, 1)[:, :num_in]
     return (value.float() * wide).to(dtype)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from kdtree_nb.errors import CheckpointError
+from kdtree_nb.hf.json_file import read_object
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -19,6 +19,9 @@ DTYPES = {
     "I32": torch.int32, "I64": torch.int64,
 }  # fmt: skip
 """Types of tensors that are read, by their names in safetensors headers."""
+
+MAX_NAME = 255
+"""Most characters of a shard's name; file systems have no longer ones."""
 
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "consolidated.00.pth")
 
@@ -110,7 +113,7 @@ class CheckpointFolder:
             _check_shard_name(index, shard)
             if not (self.folder / shard).is_file():
                 raise CheckpointError(
-                    f"load_model: {index}: expected a file {shard} beside it, as for tensor {names[0]!r}, got none; "
+                    f"load_model: {index}: expected a file {shard!r} beside it, as for tensor {names[0]!r}, got none; "
                     "fetch the missing shard"
                 )
             header = self._header(shard)
@@ -128,11 +131,7 @@ class CheckpointFolder:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    try:
-        fields = json.loads(index.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"load_model: {index}: expected readable JSON, got {error}") from error
-    placed = fields.get("weight_map") if isinstance(fields, dict) else None
+    placed = read_object(index, "load_model").get("weight_map")
     if not isinstance(placed, dict) or not placed or not all(isinstance(s, str) for s in placed.values()):
         raise CheckpointError(
             f"load_model: {index}: weight_map: expected names of tensors to files, got {placed!r:.80}"
@@ -141,10 +140,10 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def _check_shard_name(index: Path, shard: str) -> None:
-    if Path(shard).name != shard or not shard.endswith(".safetensors") or "\\" in shard:
+    if Path(shard).name != shard or not shard.endswith(".safetensors") or "\\" in shard or len(shard) > MAX_NAME:
         raise CheckpointError(
-            f"load_model: {index}: expected names of safetensors files beside it, got {shard!r}; nothing outside the "
-            "folder is read"
+            f"load_model: {index}: expected names of safetensors files beside it, got {shard!r:.300}; nothing "
+            "outside the folder is read"
         )
 
 

@@ -50,7 +50,7 @@ def parse_quantization(fields: Any, where: str) -> Quantization | None:
         raise CheckpointError(f"{where}: quantization_config: expected an object, got {fields!r}")
     method = fields.get("quant_method")
     parsers = {"fp8": _parse_fp8, "compressed-tensors": _parse_compressed_tensors}
-    if method not in parsers:
+    if not isinstance(method, str) or method not in parsers:
         raise CheckpointError(
             f"{where}: quantization_config.quant_method: expected one of {sorted(parsers)}, got {method!r}; "
             "dequantise the checkpoint to bfloat16 first"

@@ -99,15 +99,19 @@ def check_tensors(config: HfConfig, folder: CheckpointFolder) -> list[str]:
 
 
 def _is_aside(config: HfConfig, name: str) -> bool:
-    layers, first = config.prefix + "model.layers.", config.model.num_hidden_layers
-    extra_layers = tuple(f"{layers}{first + i}." for i in range(config.num_extra_layers))
+    layer = name.removeprefix(config.prefix + "model.layers.").partition(".")[0] if config.num_extra_layers else ""
+    num_layers = config.model.num_hidden_layers
+    is_extra = layer.isdecimal() and num_layers <= int(layer) < num_layers + config.num_extra_layers
     is_vision = config.is_multimodal and name.startswith(VISION_PREFIXES)
     is_tied_head = config.model.tie_word_embeddings and name == config.prefix + "lm_head.weight"
-    return is_vision or is_tied_head or name.startswith(extra_layers) or name.endswith(".rotary_emb.inv_freq")
+    return is_vision or is_tied_head or is_extra or name.endswith(".rotary_emb.inv_freq")
 
 
 def _check_weight(config: HfConfig, folder: CheckpointFolder, name: str, shape: Shape) -> set[str]:
     layer = name.removesuffix(".weight")
+    if len(shape) != 2:  # norms and biases are never quantised
+        _expect(folder, name, shape, FLOATS)
+        return {name}
     if is_int4(config, folder, name):
         return _check_int4(config.quantization.group_size, folder, layer, shape)
     scale = f"{layer}.weight_scale_inv"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from kdtree_nb.config import ModelConfig
@@ -27,21 +28,32 @@ def write_folder(config: ModelConfig, read: Read, folder: Path, max_shard_bytes:
     """Write the tensors that `read` gives by name (rotated rows in NeoX order) and return their number.
 
     `config.json` is written last: a folder without one was not completed. Raises CheckpointError on a configuration
-    that checkpoints cannot express.
+    that checkpoints cannot express, and where a file cannot be written, such as on a full disk. Weights of a checkpoint
+    that the folder held are removed first: some readers would prefer them.
     """
     fields = to_fields(config)
     folder.mkdir(parents=True, exist_ok=True)
+    for old in [folder / "config.json", folder / INDEX, *folder.glob("model*.safetensors")]:
+        old.unlink(missing_ok=True)
     placed: dict[str, str] = {}
     shards = list(_shards(config, max_shard_bytes))
     for number, names in enumerate(shards, 1):
         shard = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         tensors = {name: _as_stored(config, name, read(name)) for name in names}
-        save_file(tensors, folder / shard, metadata={"format": "pt"})
+        _save(tensors, folder / shard)
         placed |= dict.fromkeys(names, shard)
     index = {"metadata": {}, "weight_map": placed}
     (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
     (folder / "config.json").write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
     return len(placed)
+
+
+def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # the library's, also for a disk that is full
+        path.unlink(missing_ok=True)
+        raise CheckpointError(f"convert: {path}: expected room and leave to write it, got {error}") from error
 
 
 def _as_stored(config: ModelConfig, name: str, value: torch.Tensor) -> torch.Tensor:
@@ -61,6 +73,8 @@ def to_fields(config: ModelConfig) -> dict[str, Any]:
     yarn = fields.pop("rope_scaling")
     if yarn is not None:
         rope |= {"rope_type": "yarn", **{name: value for name, value in yarn.items() if value is not None}}
+        if not (rope["mscale"] and rope["mscale_all_dim"]):  # what one of them alone means differs between readers
+            rope["attention_factor"] = config.rope_scaling.amplitude
     for name in ("use_router_bias", "latent_norm_eps"):
         fields.pop(name)
     eos = fields.pop("eos_token_ids")

@@ -61,8 +61,18 @@ def _moe(config: ModelConfig, read: Source, prefix: str) -> MoeFeedForward:
     D, E = config.hidden_size, config.n_routed_experts
     norm = read(prefix + "post_attention_layernorm.weight", D).clone()
     router = read(prefix + "mlp.gate.weight", E, D)
-    bias = read.float32(prefix + "mlp.gate.e_score_correction_bias", E).clone() if config.use_router_bias else None
+    bias = _router_bias(read, prefix + "mlp.gate.e_score_correction_bias", E) if config.use_router_bias else None
     return MoeFeedForward(config, norm, router, _experts(config, read, prefix + "mlp."), bias)
+
+
+def _router_bias(read: Source, name: str, num_experts: int) -> torch.Tensor:
+    """It only chooses experts, so that a NaN in it would give wrong logits that are finite, without an error."""
+    bias = read.float32(name, num_experts).clone()
+    if not torch.isfinite(bias).all():
+        raise CheckpointError(
+            f"load_model: tensor {name!r}: expected finite values, got NaN or infinity: it is damaged"
+        )
+    return bias
 
 
 def _experts(config: ModelConfig, read: Source, prefix: str) -> ops.PackedExperts:
@@ -95,6 +105,7 @@ def _int4_experts(config: ModelConfig, read: Source, prefix: str) -> Routed | No
     """INT4 experts as they are stored; None if this layer's are not INT4."""
     shapes = _gated_shapes(config, config.moe_intermediate_size)
     places = [_Places(config.n_routed_experts) for _ in range(4)]
+    dtypes: set[torch.dtype] = set()
     for e in range(config.n_routed_experts):
         parts = [read.int4(f"{prefix}experts.{e}.{name}", *shape) for name, shape in shapes.items()]
         if any(part is None for part in parts):
@@ -104,6 +115,12 @@ def _int4_experts(config: ModelConfig, read: Source, prefix: str) -> Routed | No
                 f"load_model: {prefix}experts.{e}: expected all of a layer's experts as INT4, got some"
             )
         gate, up, lower = parts
+        dtypes |= {scale.dtype for _, scale in parts}
+        if len(dtypes) > 1:
+            raise CheckpointError(
+                f"load_model: {prefix}experts.{e}: expected scales of one dtype in all of a layer's experts, got "
+                f"{sorted(map(str, dtypes))}"
+            )
         values = (torch.cat([gate[0], up[0]]), lower[0], torch.cat([gate[1], up[1]]), lower[1])
         for place, value in zip(places, values, strict=True):
             place.put(e, value)

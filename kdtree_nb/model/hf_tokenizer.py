@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import importlib
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn, Protocol
 
 from kdtree_nb.errors import CheckpointError
+from kdtree_nb.hf.json_file import read_object
 from kdtree_nb.model.tokenizer import StreamDecoder
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -71,18 +71,17 @@ def find_tokenizer(folder: Path) -> Tokenizer:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"tokenizer: {path}: expected readable JSON, got {error}") from error
-    return fields if isinstance(fields, dict) else {}
+    return read_object(path, "tokenizer") if path.exists() else {}
 
 
 def _template(folder: Path, settings: dict[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
-    value = path.read_text(encoding="utf-8") if path.is_file() else settings.get("chat_template")
+    try:
+        value = path.read_text(encoding="utf-8") if path.is_file() else settings.get("chat_template")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"tokenizer: {path}: expected a readable template in UTF-8, got {error}") from error
+    if isinstance(value, list):  # several by name
+        value = next((v.get("template") for v in value if isinstance(v, dict) and v.get("name") == "default"), None)
     return value if isinstance(value, str) else None
 
 
@@ -112,8 +111,14 @@ class _Chat:
         if self.template is None:
             raise CheckpointError(f"chat: {self.path.parent}: expected a chat template, got none; give plain text")
         render = _library("transformers.utils.chat_template_utils", self.path).render_jinja_template
-        rendered = render([list(messages)], chat_template=self.template, add_generation_prompt=True,
-                          **{**self._special, **variables})  # fmt: skip
+        try:
+            rendered = render([list(messages)], chat_template=self.template, add_generation_prompt=True,
+                              **{**self._special, **variables})  # fmt: skip
+        except Exception as error:  # a template is a program: it may refuse the messages or fail in any way
+            raise CheckpointError(
+                f"chat: {self.path.parent}: expected a chat template that renders these messages, got "
+                f"{type(error).__name__}: {error}; give plain text"
+            ) from error
         text = rendered[0][0] if isinstance(rendered, tuple) else rendered[0]
         return self.encode(text)
 
@@ -153,15 +158,16 @@ class JsonTokenizer(_Chat):
 
 class _JsonStream:
     def __init__(self, tokenizer: Any, stream: Any) -> None:
-        self._tokenizer, self._stream, self._held = tokenizer, stream, False
+        self._tokenizer, self._stream = tokenizer, stream
+        self._held: list[int] = []  # ids since the last text: perhaps bytes of a character that is not complete
 
     def push(self, token_id: int) -> str:
         text = self._stream.step(self._tokenizer, token_id)
-        self._held = text is None
+        self._held = [*self._held, token_id] if text is None else []
         return text or ""
 
     def finish(self) -> str:
-        return _REPLACEMENT if self._held else ""
+        return self._tokenizer.decode(self._held, skip_special_tokens=False)
 
 
 def _read_ranks(path: Path) -> dict[bytes, int]:
@@ -170,13 +176,36 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
             token, rank = line.split()
-            ranks[base64.b64decode(token, validate=True)] = int(rank)
+            value = base64.b64decode(token, validate=True)
+            if value in ranks:
+                raise CheckpointError(
+                    f"tokenizer: {path}: line {number}: expected each token once, got {value!r} again"
+                )
+            ranks[value] = int(rank)
         except ValueError as error:
             where = f"tokenizer: {path}: line {number}"
             raise CheckpointError(f"{where}: expected base64 and a rank, got {line!r:.80}") from error
     if sorted(ranks.values()) != list(range(len(ranks))) or not ranks:
         raise CheckpointError(f"tokenizer: {path}: expected ranks 0, 1, … each once, got {len(ranks)} others")
+    lacking = [byte for byte in range(256) if bytes([byte]) not in ranks]
+    if lacking:
+        raise CheckpointError(f"tokenizer: {path}: expected a rank for every single byte, got none for {lacking}")
     return ranks
+
+
+def _special_tokens(fields: Any, first: int, path: Path) -> dict[str, int]:
+    """Names of the NUM_RESERVED_TOKENS ids from `first` on, where tokenizer_config.json's added_tokens_decoder gives
+    any."""
+    named = {} if fields is None else fields
+    ids = range(first, first + NUM_RESERVED_TOKENS)
+    is_object = isinstance(named, dict)
+    names = [_content(named.get(str(i), f"<|reserved_token_{i}|>")) for i in ids] if is_object else []
+    if not is_object or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise CheckpointError(
+            f"tokenizer: {path}: added_tokens_decoder: expected an object of ids to tokens with a content each, no two "
+            f"the same, got {fields!r:.200}"
+        )
+    return dict(zip(names, ids, strict=True))
 
 
 class TiktokenTokenizer(_Chat):
@@ -185,9 +214,8 @@ class TiktokenTokenizer(_Chat):
     def __init__(self, path: Path, template: str | None = None, settings: dict[str, Any] | None = None) -> None:
         super().__init__(path, template, settings or {})
         library, ranks = _library("tiktoken", path), _read_ranks(path)
-        named = {int(i): _content(t) for i, t in ((settings or {}).get("added_tokens_decoder") or {}).items()}
-        ids = range(len(ranks), len(ranks) + NUM_RESERVED_TOKENS)
-        special = {named.get(i, f"<|reserved_token_{i}|>"): i for i in ids}
+        fields = (settings or {}).get("added_tokens_decoder")
+        special = _special_tokens(fields, len(ranks), path.parent / "tokenizer_config.json")
         self._encoding = library.Encoding(
             path.parent.name, pat_str=KIMI_PATTERN, mergeable_ranks=ranks, special_tokens=special
         )
@@ -239,6 +267,10 @@ class NoTokenizer:
         self._refuse()
 
     def decode(self, token_ids: Iterable[int]) -> str:
+        """Raises CheckpointError."""
+        self._refuse()
+
+    def apply_chat_template(self, messages: Sequence[dict[str, Any]], **variables: Any) -> list[int]:
         """Raises CheckpointError."""
         self._refuse()
 

@@ -29,7 +29,7 @@ class Source(Protocol):
         """The same in float32, for what is never rounded."""
 
     def int4(self, name: str, *shape: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Where a weight [N, K] is stored as INT4: its words i32 [N, K/8] and scales [N, K/group]; else None."""
+        """Where a weight [N, K] is INT4: its words i32 [N, K/8] and scales, f32 or bf16 [N, K/group]; else None."""
 
 
 class ArraySource:
@@ -94,7 +94,8 @@ class FolderSource:
         if not is_int4(self.config, self.folder, name):
             return None
         layer = name.removesuffix(".weight")
-        return self._move(f"{layer}.weight_packed"), self._move(f"{layer}.weight_scale")
+        scale = self._move(f"{layer}.weight_scale")
+        return self._move(f"{layer}.weight_packed"), scale.float() if scale.dtype == torch.float16 else scale
 
     def _read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         value = self._load(self.config.prefix + name, dtype)

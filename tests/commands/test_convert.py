@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from safetensors import safe_open
 
-from kdtree_nb import cli
+from kdtree_nb import cli, load_model
 from kdtree_nb.kdtr import Bf16, open_kdtr, write_kdtr
 
 
@@ -103,3 +105,31 @@ def test_a_kdtr_file_without_a_config(capsys, source, tmp_path):
     write_kdtr(tmp_path / "b.kdtr", {"w": np.zeros(3, np.float32)}, {})
     assert cli.main(["convert", str(tmp_path / "b.kdtr"), str(tmp_path / "folder")]) == 2
     assert "config" in capsys.readouterr().err
+
+
+def test_a_folder_is_replaced_whole(capsys, tmp_path):
+    folder = tmp_path / "Tiny2.6"
+    folder.mkdir()
+    for name in ("model.safetensors", "model-00001-of-00009.safetensors", "config.json", "tokenizer.json"):
+        (folder / name).write_text("old")
+    assert cli.main(["convert", "--force", str(load_path("tiny")), str(folder)]) == 0
+    assert not (folder / "model.safetensors").exists() and (folder / "tokenizer.json").read_text() == "old"
+    (folder / "tokenizer.json").unlink()
+    load_model(folder)
+    assert cli.main(["convert", str(load_path("tiny")), str(tmp_path / "New-2.6")]) == 0
+    load_model(tmp_path / "New-2.6")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits the size of files")
+@pytest.mark.parametrize("target", ["full", "full.safetensors"])
+def test_a_full_disk_is_named_and_leaves_no_part(capsys, tmp_path, target):
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        assert cli.main(["convert", str(load_path("tiny")), str(tmp_path / target)]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert str(tmp_path / target) in capsys.readouterr().err
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -17,7 +17,7 @@ K26 = {
     "qk_rope_head_dim": 64, "v_head_dim": 128, "intermediate_size": 18432, "moe_intermediate_size": 2048,
     "n_routed_experts": 384, "num_experts_per_tok": 8, "n_shared_experts": 1, "first_k_dense_replace": 1,
     "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "max_position_embeddings": 262144,
-    "routed_scaling_factor": 2.827,
+    "routed_scaling_factor": 2.827, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
 """The published dimensions of Kimi K2.6's text model."""
 

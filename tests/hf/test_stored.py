@@ -132,6 +132,21 @@ def test_int4_gives_the_logits_of_its_values(plain, tmp_path, chain_logits, dtyp
     assert ar.tokens == tree.tokens and torch.equal(ar.logits, tree.logits)
 
 
+def test_int4_scales_keep_their_values(plain, tmp_path, chain_logits):
+    packed, _ = int4_checkpoint(plain, tmp_path)
+    tensors = load_file(packed / "model.safetensors")
+    half = {n: t.half() if n.endswith("weight_scale") else t for n, t in tensors.items()}
+    wide = {n: t.float() if n.endswith("weight_scale") else t for n, t in half.items()}
+    save_file(half, packed / "model.safetensors")
+    got = chain_logits(load_model(packed), TOKENS)
+    save_file(wide, packed / "model.safetensors")
+    assert torch.equal(got, chain_logits(load_model(packed), TOKENS))
+    first = next(name for name in tensors if name.endswith("experts.0.up_proj.weight_scale"))
+    save_file(wide | {first: tensors[first]}, packed / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"experts\.0: expected scales of one dtype"):
+        load_model(packed)
+
+
 def test_int4_unpacks_as_compressed_tensors_does():
     generator = torch.Generator().manual_seed(1)
     value = torch.randint(-8, 8, (5, 96), generator=generator, dtype=torch.int8)
@@ -148,6 +163,8 @@ def test_fp8_blocks_at_the_edge():
     scale = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     got = dequantize_fp8(value, scale, Fp8Blocks(2, 2), torch.float32)
     assert got.tolist() == [[1, 1, 2, 2, 3], [1, 1, 2, 2, 3], [4, 4, 5, 5, 6]]
+    got = dequantize_fp8(value, scale[:1, :1] + 1, Fp8Blocks(2**63, 10**10), torch.float32)
+    assert got.tolist() == [[2] * 5] * 3
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 
 import pytest
 import tiktoken
@@ -117,6 +118,43 @@ def test_without_a_template(json_folder):
     (json_folder / "chat_template.jinja").unlink()
     with pytest.raises(CheckpointError, match="chat template"):
         find_tokenizer(json_folder).apply_chat_template([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize("template", ["{% for", "{{ raise_exception('no') }}", "{{ x.y.z }}", "{{ 1 / 0 }}"])
+def test_a_template_that_fails(folder, template):
+    (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(CheckpointError, match="chat template that renders these messages"):
+        find_tokenizer(folder).apply_chat_template([{"role": "user", "content": "hi"}])
+
+
+def test_templates_by_name(json_folder):
+    (json_folder / "chat_template.jinja").unlink()
+    templates = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": TEMPLATE}]
+    (json_folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    tokenizer = find_tokenizer(json_folder)
+    assert tokenizer.decode(tokenizer.apply_chat_template([{"role": "user", "content": "hi"}])) == "<|user|>hi<|a|>"
+
+
+def test_a_template_that_is_no_text(json_folder):
+    (json_folder / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja.*UTF-8"):
+        find_tokenizer(json_folder)
+
+
+@pytest.mark.parametrize("added", [[1], {"261": {}}, {"261": 5}, {"261": ""}, {"261": "a", "262": "a"}])
+def test_special_tokens_that_have_no_name_or_one_name(kimi_folder, added):
+    (kimi_folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+    with pytest.raises(CheckpointError, match="added_tokens_decoder"):
+        find_tokenizer(kimi_folder)
+
+
+def test_a_stream_ends_like_the_whole_text(folder):
+    tokenizer = find_tokenizer(folder)
+    draw = random.Random(0)
+    for _ in range(100):
+        ids = [draw.randrange(600) for _ in range(draw.randint(1, 12))]
+        stream = tokenizer.stream()
+        assert "".join([stream.push(i) for i in ids]) + stream.finish() == tokenizer.decode(ids)
 
 
 def test_lone_surrogates_are_the_callers_error(folder):
