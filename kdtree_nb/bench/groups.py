@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kdtree_nb.bench import engine_groups, machine_groups, op_groups
+from kdtree_nb.bench import budget_groups, engine_groups, machine_groups, op_groups
 from kdtree_nb.bench.runner import Group
 
 GROUPS: dict[str, Group] = {
@@ -10,6 +10,9 @@ GROUPS: dict[str, Group] = {
     "ngram_ddtree": engine_groups.ngram_ddtree,
     "ngram_chain": engine_groups.ngram_chain,
     "models": engine_groups.models,
+    "acceptance": budget_groups.acceptance_by_budget,
+    "budget_sweep": budget_groups.budget_sweep,
+    "expert_coverage": budget_groups.expert_coverage,
     "linear": op_groups.linear,
     "dense_block": op_groups.dense_block,
     "tree_build": op_groups.tree_build,

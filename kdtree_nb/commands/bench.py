@@ -122,7 +122,7 @@ def print_targets(measurements: Sequence[Measurement], device: str) -> bool:
 
 
 def _quantity(value: float, unit: str) -> str:
-    if unit in ("row", "token"):
+    if unit in ("row", "token", "expert"):
         return f"{value:g} {unit}s"
     scales = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")) if unit == "s" else ((1e9, f"G{unit}"), (1e6, f"M{unit}"))
     scale, name = next(((s, n) for s, n in scales if value >= s), scales[-1])

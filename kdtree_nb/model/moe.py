@@ -39,10 +39,17 @@ class MoeFeedForward:
 
     def __call__(self, x: torch.Tensor, num_rows: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, D] -> [T, D]; num_rows i32 [1], the rows in use, or None."""
+        h, expert_id, weight = self.route(x, num_rows)
+        return ops.moe_experts(h, self.experts, expert_id, weight, x, num_rows)
+
+    def route(
+        self, x: torch.Tensor, num_rows: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+        """norm(x) [T, D], and the experts that each row chooses: expert_id i32 [T, k] and weight f32 [T, k]."""
         h = ops.rms_norm(x, self.norm, self.eps, num_rows)
         logits = ops.linear(h, self.router, None, True, num_rows)
         expert_id, weight = ops.moe_route(
             logits, self.top_k, self.scoring, self.bias, self.renormalize, self.scaling_factor, num_rows, self.n_group,
             self.topk_group,
         )  # fmt: skip
-        return ops.moe_experts(h, self.experts, expert_id, weight, x, num_rows)
+        return h, expert_id, weight

@@ -141,9 +141,15 @@ class Batch:
 
     def _cut(self, tree: DraftTree) -> None:
         """Leave out the nodes that cost more time than they save, where the budget is "auto"."""
-        if self.mode.cutter:
-            lengths = [len(s.tokens) - 1 for s in self.running]
-            tree.num_nodes.copy_(self.mode.cutter.on_host(tree, len(lengths), sum(lengths) / len(lengths)))
+        cutter = self.mode.cutter
+        if cutter is None:
+            return
+        if tree.num_nodes.is_cuda:
+            tree.num_nodes.copy_(cutter.on_device(tree, self.active, self.prefix_len))
+            return
+        lengths = [len(s.tokens) - 1 for s in self.running]
+        counts = cutter.on_host(tree, len(lengths), sum(lengths) / len(lengths))
+        tree.num_nodes.copy_(torch.tensor(counts))
 
     @timed("verify")
     def verify(self, tree: DraftTree) -> Verified:

@@ -18,8 +18,8 @@ from kdtree_nb.speculate.cost import CostModel, prefix_weight
 from kdtree_nb.tree import DraftTree
 
 
-def cut(tree: DraftTree, seconds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(num_nodes i32 [S] that maximise tokens per second of the whole step, tokens per second f64 [1]).
+def cut(tree: DraftTree, seconds: torch.Tensor) -> torch.Tensor:
+    """num_nodes i32 [S] that maximise tokens per second of the whole step.
 
     seconds: f64 [S * N + 1], of a step by its rows, NEVER_S where an active stream would be without a root. A stream
     whose num_nodes is 0 takes no part. The heaviest nodes of all streams come first; equal rates: the fewest rows.
@@ -29,20 +29,37 @@ def cut(tree: DraftTree, seconds: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     used = torch.arange(N, device=tree.log_prob.device) < tree.num_nodes.unsqueeze(1)
     score = tree.log_prob.masked_fill(~used, -torch.inf)
     if S == 1:
-        rate = score[0].exp().cumsum(0) / seconds[1:]
-        num_rows = rate.argmax(dim=0, keepdim=True)
-        return torch.minimum(tree.num_nodes, num_rows + 1).int(), rate[num_rows]
+        num_rows = (score[0].exp().cumsum(0) / seconds[1:]).argmax(dim=0, keepdim=True)
+        return torch.minimum(tree.num_nodes, num_rows + 1).int()
     score[:, 0] += 1  # a root comes before any node
     heaviest, order = score.flatten().sort(descending=True, stable=True)
-    rate = heaviest.clamp_(max=0).exp().cumsum(0) / seconds[1:]
-    num_rows = rate.argmax(dim=0, keepdim=True)
+    num_rows = (heaviest.clamp_(max=0).exp().cumsum(0) / seconds[1:]).argmax(dim=0, keepdim=True)
     place = torch.empty_like(order).scatter_(0, order, torch.arange(S * N, device=order.device))
-    taken = (place <= num_rows).view(S, N).sum(1)
-    return torch.minimum(tree.num_nodes, taken).int(), rate[num_rows]
+    return torch.minimum(tree.num_nodes, (place <= num_rows).view(S, N).sum(1)).int()
+
+
+def cut_on_host(log_prob: np.ndarray, num_nodes: list[int], seconds: np.ndarray) -> tuple[list[int], float]:
+    """(what `cut` gives, tokens per second) for log_prob f64 [S, N] on the host, where numpy takes a few microseconds.
+
+    Only seconds[: sum of num_nodes + 1] are looked at.
+    """
+    if len(num_nodes) == 1:
+        rate = np.exp(log_prob[0, : num_nodes[0]]).cumsum() / seconds[1 : num_nodes[0] + 1]
+        best = int(rate.argmax())
+        return [best + 1], float(rate[best])
+    stream = np.repeat(np.arange(len(num_nodes)), num_nodes)
+    score = np.concatenate([row[:count] for row, count in zip(log_prob, num_nodes, strict=True)])
+    starts = np.cumsum([0, *num_nodes])[:-1]
+    is_root = np.zeros(len(score))
+    is_root[starts[np.array(num_nodes) > 0]] = 1
+    order = np.argsort(-(score + is_root), kind="stable")
+    rate = np.exp(score[order]).cumsum() / seconds[1 : len(score) + 1]
+    best = int(rate.argmax())
+    return np.bincount(stream[order[: best + 1]], minlength=len(num_nodes)).tolist(), float(rate[best])
 
 
 class Tables(NamedTuple):
-    """seconds: f64 [sizes, 1 + S, P, rows + 1], by slots, active streams, prefix length and rows; knots: f64 [P]."""
+    """seconds: f64 [1 + S, P, rows + 1], by active streams, prefix length and rows; knots: f64 [P], those lengths."""
 
     seconds: torch.Tensor
     knots: torch.Tensor
@@ -64,48 +81,45 @@ class Cutter:
         self._cost, self._num_streams, self._overhead_s, self._device = cost, num_streams, overhead_s, device
 
     @functools.cached_property
-    def _of_host(self) -> Tables:
-        is_captured = self.host_sizes != (0,)
-        return self._tables(self.host_sizes, torch.device("cpu") if is_captured else self._device)
+    def _of_host(self) -> np.ndarray:
+        """Seconds f64 [sizes, 1 + S, P, rows + 1]."""
+        return np.array([self._seconds(size) for size in self.host_sizes])
 
     @functools.cached_property
     def _of_device(self) -> Tables:
-        return self._tables([self.max_budget + 1], self._device)
+        seconds = torch.from_numpy(self._seconds(self.max_budget + 1)).to(self._device)
+        return Tables(seconds, torch.tensor(self._cost.prefix_len, dtype=torch.float64, device=self._device))
 
-    def _tables(self, sizes: Sequence[int], device: torch.device) -> Tables:
-        """Seconds of every number of rows; those without an active stream are not read."""
+    def _seconds(self, num_slots: int) -> np.ndarray:
+        """f64 [1 + S, P, rows + 1] by the number of active streams; with none, nothing of it is read."""
         counts, largest = range(1, self._num_streams + 1), self._num_streams * (self.max_budget + 1)
-        measured = [[self._cost.table(n, largest, size, self._overhead_s[n - 1]) for n in counts] for size in sizes]
-        seconds = torch.from_numpy(np.array([[np.ones_like(by_count[0]), *by_count] for by_count in measured]))
-        return Tables(seconds.to(device), torch.tensor(self._cost.prefix_len, dtype=torch.float64, device=device))
+        by_count = [self._cost.table(n, largest, num_slots, self._overhead_s[n - 1]) for n in counts]
+        return np.array([np.ones_like(by_count[0]), *by_count])
 
-    def on_host(self, tree: DraftTree, num_active: int, prefix_len: float) -> torch.Tensor:
-        """num_nodes i32 [S] for streams whose prefixes have a mean length of prefix_len, both known to the host."""
+    def on_host(self, tree: DraftTree, num_active: int, prefix_len: float) -> list[int]:
+        """Nodes of each stream's tree, which lies on the host; prefix_len is the streams' mean."""
         first, weight = prefix_weight(self._cost.prefix_len, prefix_len)
-        seconds = self._of_host.seconds[:, num_active, first]
+        seconds = self._of_host[:, num_active, first]
         if weight:
-            seconds = seconds.lerp(self._of_host.seconds[:, num_active, first + 1], weight)
-        seconds = seconds[:, : tree.log_prob.numel() + 1]
+            seconds = (1 - weight) * seconds + weight * self._of_host[:, num_active, first + 1]
+        log_prob, num_nodes = tree.log_prob.numpy(), tree.num_nodes.tolist()
         if len(self.host_sizes) == 1:
-            return cut(tree, seconds[0])[0]
-        best = [_cut_to(tree, size, row) for size, row in zip(self.host_sizes, seconds, strict=True)]
-        return max(best, key=lambda found: found[1].item())[0]
+            return cut_on_host(log_prob, num_nodes, seconds[0])[0]
+        best = [
+            cut_on_host(log_prob, [min(count, size) for count in num_nodes], row)
+            for size, row in zip(self.host_sizes, seconds, strict=True)
+        ]
+        return max(best, key=lambda found: found[1])[0]
 
     def on_device(self, tree: DraftTree, active: torch.Tensor, prefix_len: torch.Tensor) -> torch.Tensor:
         """num_nodes i32 [S] from active and prefix_len i32 [S] on the device, without a value known to the host."""
         (all_seconds, knots), num_active = self._of_device, active.sum(dim=0, keepdim=True)
-        seconds = all_seconds[0].index_select(0, num_active)[0]
+        seconds = all_seconds.index_select(0, num_active)[0]
         if len(knots) == 1:
-            return cut(tree, seconds[0])[0]
+            return cut(tree, seconds[0])
         mean = (prefix_len * active).sum(dim=0, keepdim=True) / num_active.clamp(min=1)
         first = (mean >= knots[1:-1]).sum(dim=0, keepdim=True)
         low, high = knots.index_select(0, first), knots.index_select(0, first + 1)
         weight = ((mean - low) / (high - low)).clamp(min=0)
         seconds = seconds.index_select(0, first)[0].lerp(seconds.index_select(0, first + 1)[0], weight)
-        return cut(tree, seconds)[0]
-
-
-def _cut_to(tree: DraftTree, num_slots: int, seconds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best cut that fits into a captured step of num_slots slots."""
-    fields = list(vars(tree).values())[:-1]
-    return cut(DraftTree(*fields, tree.num_nodes.clamp(max=num_slots)), seconds)
+        return cut(tree, seconds)

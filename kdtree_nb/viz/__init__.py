@@ -3,6 +3,7 @@
 from kdtree_nb.native.devices import device_label
 from kdtree_nb.viz import exercise, gpu
 from kdtree_nb.viz.acceptance import draw_acceptance
+from kdtree_nb.viz.budget import best_budget, plot_by_budget, plot_choice, plot_coverage
 from kdtree_nb.viz.mask import draw_mask
 from kdtree_nb.viz.records import Record, Result, load_record, load_records
 from kdtree_nb.viz.source import show_source
@@ -35,6 +36,7 @@ __all__ = [
     "RED",
     "Record",
     "Result",
+    "best_budget",
     "compare",
     "device",
     "device_label",
@@ -50,6 +52,9 @@ __all__ = [
     "load_training",
     "measure",
     "plot_expert_load",
+    "plot_by_budget",
+    "plot_choice",
+    "plot_coverage",
     "plot_lines",
     "plot_speedup",
     "plot_training",

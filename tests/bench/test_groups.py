@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kdtree_nb import bench, ops
-from kdtree_nb.bench import BenchmarkError, Effort, engine_groups, machine_groups, op_groups, setting
+from kdtree_nb.bench import BenchmarkError, Effort, budget_groups, engine_groups, machine_groups, op_groups, setting
 
 SMALLEST = Effort(num_rounds=1, num_tokens=16)
 CONTENDERS = {
@@ -18,6 +18,10 @@ CONTENDERS = {
     "ngram_ddtree_prompt": {"AR", "DDTree"},
     "ngram_chain": {"chain", "tree"},
     "models": {"AR", "DDTree"},
+    "acceptance": {"SkipGram", "NGram"},
+    "budget_sweep": {"AR", "chain", "chain auto", "tree 4", "tree 8", "tree auto"},
+    "budget_sweep_tau": {"AR", "chain", "chain auto", "tree 4", "tree 8", "tree auto"},
+    "expert_coverage": {"SkipGram", "random"},
     "linear": {"numpy", "torch", "native"},
     "dense_block": {"eager torch", "native"},
     "tree_build": {"heapq", "native"},
@@ -34,13 +38,16 @@ CONTENDERS = {
 def test_group(name, monkeypatch):
     monkeypatch.setattr(op_groups, "LINEAR_SHAPES", ((33, 65),))
     monkeypatch.setattr(op_groups, "SWEEP_ROWS", (1, 3))
+    monkeypatch.setattr(budget_groups, "CPU_BUDGETS", (4, 8))
+    monkeypatch.setattr(budget_groups, "COVERAGE_ROWS", (1, 5))
     monkeypatch.setattr(machine_groups, "COPY_BYTES", 2**16)
     monkeypatch.setattr(machine_groups, "MATMUL_DIM", 64)
     found = bench.run_groups({name: bench.GROUPS[name]}, SMALLEST, show_progress=False)
     for group in {m.name.partition("/")[0] for m in found}:
         assert {m.name.partition("/")[2] for m in found if m.name.startswith(f"{group}/")} == CONTENDERS[group]
     assert len({(m.name, str(m.params)) for m in found}) == len(found)  # params tell equal names apart
-    assert all(len(m.samples) == 1 and all(math.isfinite(s) and s > 0 for s in m.samples) for m in found)
+    assert all(len(m.samples) == 1 or m.unit == "expert" for m in found)
+    assert all(m.samples and all(math.isfinite(s) and s > 0 for s in m.samples) for m in found)
     assert name in {m.name.partition("/")[0] for m in found}
 
 

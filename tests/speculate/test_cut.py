@@ -13,7 +13,7 @@ from kdtree_nb import Engine, drafters, ops
 from kdtree_nb.speculate import engine as engine_module
 from kdtree_nb.speculate.cost import NEVER_S, CostKey, CostModel, Surface
 from kdtree_nb.speculate.cost_store import cost_key, drafter_key
-from kdtree_nb.speculate.cut import Cutter, cut
+from kdtree_nb.speculate.cut import Cutter, cut, cut_on_host
 from kdtree_nb.speculate.mode import num_tree_slots
 
 KEY = CostKey("d", "t", "host", "s", "m", "b")
@@ -49,14 +49,21 @@ def random_seconds(rng: np.random.Generator, num_rows: int, num_active: int) -> 
     return torch.from_numpy(seconds)
 
 
+def both(tree, seconds) -> list[list[int]]:
+    """What the device and the host choose, which is the same."""
+    on_device = cut(tree, seconds.to(tree.log_prob.device)).tolist()
+    on_host, rate = cut_on_host(tree.log_prob.cpu().numpy(), tree.num_nodes.tolist(), seconds.numpy())
+    assert on_host == on_device and rate == pytest.approx(rate_of(tree, on_host, seconds), rel=1e-12)
+    return [on_device, on_host]
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_one_stream_gets_the_budget_of_brute_force(seed, device):
     rng = np.random.default_rng(seed)
     tree = random_trees(rng, 1, int(rng.choice([1, 2, 7, 33, 64])), device)
     seconds = random_seconds(rng, tree.log_prob.numel(), 1)
-    counts, rate = cut(tree, seconds.to(device))
-    assert rate.item() == pytest.approx(best_rate(tree, seconds), rel=1e-12)
-    assert rate_of(tree, counts.tolist(), seconds) == pytest.approx(rate.item(), rel=1e-12)
+    for counts in both(tree, seconds):
+        assert rate_of(tree, counts, seconds) == pytest.approx(best_rate(tree, seconds), rel=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -68,19 +75,20 @@ def test_several_streams_get_the_budgets_of_brute_force(seed, device):
     tree.num_nodes.mul_(active)
     num_active = int((tree.num_nodes > 0).sum())
     seconds = random_seconds(rng, tree.log_prob.numel(), max(1, num_active))
-    counts, rate = cut(tree, seconds.to(device))
-    assert ((counts > 0) == (tree.num_nodes > 0)).all() and (counts <= tree.num_nodes).all()
-    if num_active:
-        assert rate.item() == pytest.approx(best_rate(tree, seconds), rel=1e-12)
-        assert rate_of(tree, counts.tolist(), seconds) == pytest.approx(rate.item(), rel=1e-12)
+    if num_active == 0:
+        assert cut(tree, seconds.to(device)).tolist() == [0] * num_streams
+        return
+    for counts in both(tree, seconds):
+        assert all((n > 0) == (most > 0) and n <= most for n, most in zip(counts, tree.num_nodes.tolist(), strict=True))
+        assert rate_of(tree, counts, seconds) == pytest.approx(best_rate(tree, seconds), rel=1e-12)
 
 
 def test_a_free_step_takes_every_node_and_a_dear_one_none(device):
     tree = random_trees(np.random.default_rng(3), 3, 12, device)
     rows = torch.arange(tree.log_prob.numel() + 1, dtype=torch.float64, device=device)
-    assert torch.equal(cut(tree, torch.ones_like(rows))[0], tree.num_nodes)
+    assert both(tree, torch.ones_like(rows).cpu())[0] == tree.num_nodes.tolist()
     dear = torch.where(rows < 3, NEVER_S, rows**4)
-    assert cut(tree, dear)[0].tolist() == [1, 1, 1]
+    assert both(tree, dear.cpu())[0] == [1, 1, 1]
 
 
 def test_certain_nodes_and_roots_tie_and_every_stream_keeps_its_root(device):
@@ -89,8 +97,7 @@ def test_certain_nodes_and_roots_tie_and_every_stream_keeps_its_root(device):
     tree = ops.tree_build(log_probs, ids, bonus, 4)
     seconds = torch.arange(16, dtype=torch.float64, device=device) + 1
     seconds[:3] = NEVER_S
-    counts, rate = cut(tree, seconds)
-    assert counts.tolist() == [5, 5, 5] and rate.item() == 15 / 16
+    assert both(tree, seconds.cpu())[0] == [5, 5, 5]
 
 
 def surface(num_streams, size, rng, num_slots=0):
@@ -116,7 +123,8 @@ def test_the_host_and_the_device_choose_alike(num_streams, device):
             assert got.tolist() == [0] * num_streams
             continue
         mean = (lengths * active).sum().item() / num_active
-        assert torch.equal(got, cutter.on_host(tree, num_active, mean))
+        on_host = dataclasses.replace(tree, **{name: field.cpu() for name, field in vars(tree).items()})
+        assert got.tolist() == cutter.on_host(on_host, num_active, mean)
         rows = range(num_active, int(tree.num_nodes.sum()) + 1)
         seconds = [cost.seconds(num_active, mean, n) + 0.1 * num_active for n in rows]
         table = [NEVER_S] * num_active + seconds
@@ -140,7 +148,7 @@ def test_the_host_knows_the_sizes_of_captured_steps(num_streams, device):
         cost = CostModel(KEY, 8, (10, 60), surfaces)
         cutter = Cutter(cost, num_streams, 8, [0.0] * num_streams, device, sizes)
         tree = random_trees(rng, num_streams, 8, device)
-        counts = cutter.on_host(tree, num_streams, 30).tolist()
+        counts = cutter.on_host(tree, num_streams, 30)
 
         def rate(counts, tree=tree, cost=cost):
             slots = num_tree_slots(max(counts))
