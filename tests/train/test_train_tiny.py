@@ -228,5 +228,5 @@ def test_committed_prompts_are_many_named_and_of_stated_sizes():
 
 def test_data_readme_states_the_checksums():
     readme = (DATA / "README.md").read_text()
-    for name in ("tiny.kdtr", "tiny_training.json", "prompts.json"):
+    for name in ("tiny.kdtr", "tiny_training.json", "prompts.json", "nano-k2/corpus.json", "nano-k2/tokenizer.json"):
         assert hashlib.sha256((DATA / name).read_bytes()).hexdigest() in readme, name

@@ -23,12 +23,15 @@ from kdtree_nb.train.streams import sample_windows
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How much is generated. All texts are total_len tokens long; the parts take turns with the prompt lengths."""
+    """How much is generated. All texts are total_len tokens long; the parts take turns with the prompt lengths.
 
-    num_texts: int = 65536
+    Prompts of one length would teach a drafter one length; longer continuations would teach it a small model's loops.
+    """
+
+    num_texts: int = 131072
     part_texts: int = 8192
-    total_len: int = 352
-    prompt_lens: tuple[int, ...] = (192, 64, 128, 224, 192, 32, 160, 208)
+    total_len: int = 400
+    prompt_lens: tuple[int, ...] = (192, 256, 96, 224, 128, 288, 160, 240)
     seed: int = 0
 
     def __post_init__(self) -> None:
