@@ -1,4 +1,4 @@
-"""train-nano: make nano-k2, its corpus, its tokenizer and the text that its drafter learns from.
+"""train-nano: make nano-k2, its corpus, its tokenizer, its drafter and the text that the drafter learns from.
 
 Each step is a module of `kdtree_nb.train` with a parser of its own, since that knows about torch.
 """
@@ -9,7 +9,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-HELP = "train nano-k2, step by step: manifest, tokenizer, pack, target, generate, compare"
+HELP = "train nano-k2, step by step: manifest, tokenizer, pack, target, generate, drafter, compare"
 
 STEPS = {
     "manifest": ("kdtree_nb.train.nano.cli_corpus", "write the manifest of this environment's packages"),
@@ -17,6 +17,7 @@ STEPS = {
     "pack": ("kdtree_nb.train.nano.cli_corpus", "encode the pinned corpus into one small file"),
     "target": ("kdtree_nb.train.nano.cli_target", "train the target and write it as a checkpoint folder"),
     "generate": ("kdtree_nb.train.nano.cli_generate", "let the target continue training text, for its drafter"),
+    "drafter": ("kdtree_nb.train.drafter.cli", "train the drafter on that text and write it as a checkpoint folder"),
     "compare": ("kdtree_nb.train.nano.cli_compare", "say how far the loss curves of two runs lie apart"),
 }
 """Step -> (module whose `main(step, argv, prog)` does it, one line of help)."""

@@ -1,0 +1,1 @@
+"""The training of a DFlash drafter on text that its target wrote."""
