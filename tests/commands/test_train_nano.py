@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
 
+from kdtree_nb import Engine, load_model
 from kdtree_nb.cli import main
 from kdtree_nb.commands.train_nano import STEPS
+from kdtree_nb.drafters import DFlash
 from kdtree_nb.train.nano import cli_corpus
 from kdtree_nb.train.nano.manifest import Manifest, Package, Part, make_manifest, write_manifest
 from kdtree_nb.train.nano.tokenizer import TOKENIZER_PATH
@@ -124,7 +127,9 @@ def test_bad_options_of_target(words, said, tmp_path, capsys):
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("step", [("target",), ("generate", "--target", "x")])
+@pytest.mark.parametrize(
+    "step", [("target",), ("generate", "--target", "x"), ("drafter", "--target", "x", "--texts", "x")]
+)
 def test_a_gpu_that_is_not_there(step, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit):
@@ -137,3 +142,51 @@ def test_bad_sizes_and_files_of_target(tmp_path, capsys):
     assert "recipe: num_steps: expected at least 1, got 0" in capsys.readouterr().err
     assert run("target", "--out", tmp_path / "x", "--corpus", TOKENIZER_PATH) == 2
     assert "tokenizer.json" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def target_and_texts(tmp_path_factory):
+    """A target after 2 steps, and 4 texts that it wrote."""
+    folder = tmp_path_factory.mktemp("drafter")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kdtree_nb.train.nano.cli_target.MAX_STANDARD_LIBRARY_BYTES", 100_000)
+        _write_target_and_texts(folder)
+    return folder / "target", folder / "texts"
+
+
+def _write_target_and_texts(folder):
+    size = ("--steps", 2, "--batch-tokens", 128, "--tokenizer", TOKENIZER_PATH)
+    assert run("target", "--out", folder / "target", *size) == 0
+    text = ("--texts", 4, "--part-texts", 2, "--total-len", 32, "--prompt-lens", 8, 12)
+    assert run("generate", "--target", folder / "target", "--out", folder / "texts", *text) == 0
+
+
+def test_drafter_is_trained_stopped_and_resumed(target_and_texts, tmp_path, capsys):
+    target, texts = target_and_texts
+    words = ("drafter", "--target", target, "--texts", texts, "--out", tmp_path / "drafter", "--steps", 3,
+             "--batch-texts", 2, "--anchors", 4, "--checkpoints", tmp_path / "steps")  # fmt: skip
+    assert run(*words, "--stop-at", 2) == 0
+    assert "stopped at step 2 of 3" in capsys.readouterr().out and not (tmp_path / "drafter").exists()
+    assert run(*words, "--recompute") == 0
+    assert "going on from step 2" in capsys.readouterr().out
+    record = json.loads((tmp_path / "drafter" / "training.json").read_text())
+    assert record["num_blocks"] == 24 and [point["step"] for point in record["train_curve"]] == [1, 2, 3]
+    assert record["files"].keys() == {"config.json", "model.safetensors"}
+    model, drafter = load_model(target), DFlash.load(tmp_path / "drafter")
+    assert drafter.config.mask_token_id == 1 and drafter.block_size == 8
+    want = Engine(model).generate_ar([5, 6, 7], 12).tokens
+    assert Engine(model, drafter).generate_ddtree([5, 6, 7], 12).tokens == want
+    assert run("compare", tmp_path / "drafter", tmp_path / "steps") == 0
+
+
+def test_texts_of_another_target(target_and_texts, tmp_path, capsys):
+    target, texts = target_and_texts
+    shutil.copytree(target, tmp_path / "target")
+    shard = next((tmp_path / "target").glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-1] + b"!")
+    words = ("--target", tmp_path / "target", "--texts", texts, "--out", tmp_path / "drafter")
+    assert run("drafter", *words) == 2
+    assert "expected texts of the target" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run("drafter", *words, "--stop-at", 3)
+    assert "expected --checkpoints FOLDER" in capsys.readouterr().err
