@@ -150,19 +150,34 @@ def test_a_third_of_the_prose_is_held_out():
     assert {role_of(f"package-{i}", "code") for i in range(50)} == {"train"}
 
 
-def test_the_committed_manifest_pins_the_locked_packages():
+def test_the_committed_manifest_is_of_locked_packages():
+    """What is held out is read in evaluations, so its versions are the lock's; training text may have been older."""
     manifest = read_manifest(COMMITTED)
     assert manifest.to_json() == COMMITTED.read_text()
     lock = (COMMITTED.parents[2] / "constraints.txt").read_text().splitlines()
     locked = {reading.normalise(n): v for n, _, v in (line.partition("==") for line in lock if "==" in line)}
-    for package in manifest.packages:
-        assert package.licence
-        if package.name != reading.PYTHON:
-            assert locked[package.name] == package.version.removesuffix("+cpu")
-    roles = {p.name: {part.role for part in p.parts.values()} for p in manifest.packages}
-    assert all(roles[name] == {"heldout"} for name in HELDOUT_PACKAGES)
+    assert {p.name for p in manifest.packages} <= locked.keys() | {reading.PYTHON}
+    assert all(package.licence for package in manifest.packages)
+    heldout = {p.name: p for p in manifest.packages if p.name in HELDOUT_PACKAGES}
+    assert heldout.keys() == HELDOUT_PACKAGES
+    for package in heldout.values():
+        assert package.version == locked[package.name]
+        assert {part.role for part in package.parts.values()} == {"heldout"}
     totals = manifest.totals()
     assert totals["code"]["train"] > 100e6 and totals["code"]["heldout"] > 5e6 and totals["prose"]["heldout"] > 4e5
+
+
+def test_heldout_code_of_this_environment_is_the_pinned_one_or_named():
+    manifest = read_manifest(COMMITTED)
+    here = {name: distribution.version for name, distribution in reading.installed().items()}
+    expected = {p.name: p.version for p in manifest.packages if p.name in HELDOUT_PACKAGES}
+    differing = [name for name, version in expected.items() if here.get(name) != version]
+    if differing:
+        with pytest.raises(CorpusError, match=f"{differing[0]}: expected version"):
+            pinned_documents(manifest, "code", "heldout")
+    else:
+        documents = pinned_documents(manifest, "code", "heldout")
+        assert {d.name.split("/")[0] for d in documents} == HELDOUT_PACKAGES
 
 
 def test_fingerprint_is_that_of_the_file():

@@ -15,6 +15,7 @@ from kdtree_nb.model import checkpoint
 from kdtree_nb.train.nano.continuations import Plan, generate, load_continuations, part_path
 from kdtree_nb.train.nano.decode import greedy_batch
 from kdtree_nb.train.nano.export import export_model, folder_fingerprint, load_plain, round_weights, write_record
+from kdtree_nb.train.nano.recipe import NANO_CONFIG
 from kdtree_nb.train.nano.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -99,6 +100,27 @@ def test_the_model_is_found_by_name(target, monkeypatch, tmp_path):
     monkeypatch.setitem(checkpoint._SHIPPED, "nano-k2", tmp_path)
     with pytest.raises(CheckpointError, match="weights of 'nano-k2' at .* found none; train it: kdtree-nb train-nano"):
         load_model("nano-k2")
+
+
+COMMITTED = checkpoint.DATA_DIR / "nano-k2"
+
+
+@pytest.mark.skipif(not (COMMITTED / "config.json").is_file(), reason="nano-k2's weights are not in data/")
+def test_committed_weights_are_those_of_the_record_and_transformers_computes_the_same():
+    transformers = pytest.importorskip("transformers")
+    record = json.loads((COMMITTED / "training.json").read_text())
+    for name, entry in record["files"].items():
+        assert hashlib.sha256((COMMITTED / name).read_bytes()).hexdigest() == entry["sha256"], name
+    assert load_plain(COMMITTED, CPU).config == NANO_CONFIG
+    reference = transformers.AutoModelForCausalLM.from_pretrained(COMMITTED, dtype=torch.float32).eval()
+    model = load_model("nano-k2")
+    prompts = json.loads((checkpoint.DATA_DIR / "prompts.json").read_text())["prompts"]
+    for prompt in [p["text"] for p in prompts if p["kind"] == "code"][:4]:
+        ids = model.tokenizer.encode(prompt)
+        want = reference.generate(
+            torch.tensor([ids]), max_new_tokens=64, min_new_tokens=64, do_sample=False, eos_token_id=None
+        )
+        assert Engine(model).generate_ar(ids, 64, stop_token_ids=[]).tokens == want[0, len(ids) :].tolist()
 
 
 # ----------------------------------------------------------------------------------------------------- continuations
