@@ -27,10 +27,10 @@ MAX_BUDGET = {"cpu": 64, "cuda": 256}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     common.add_model_arguments(parser)
-    names = [name for name in common.DRAFTERS if name != "none"]
     parser.add_argument(
-        "--drafter", choices=names, action="append", help="measured with it; may be repeated (default: ngram)"
-    )
+        "--drafter", action="append", metavar="NAME",
+        help="measured with it, as in `kdtree-nb generate`; may be repeated (default: ngram)",
+    )  # fmt: skip
     parser.add_argument(
         "--max-budget", type=int, metavar="N", help="largest tree of a stream (default: 64 on a CPU, 256 on a GPU)"
     )
@@ -52,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
         max_budget=MAX_BUDGET[model.device.type] if args.max_budget is None else args.max_budget,
         num_rounds=args.rounds, **{name: tuple(values) for name, values in given.items() if values is not None},
     )  # fmt: skip
-    drafters = [common.make_drafter(name) for name in args.drafter or ["ngram"]]
+    named = [common.make_drafter(name) for name in args.drafter or ["ngram"]]
+    drafters = [drafter for drafter in named if drafter is not None]
     cost = calibrate(model, drafters, effort, show_progress=not args.json)
     path = save_cost(cost, args.out)
     print(json.dumps(cost.to_dict()) if args.json else _table(cost, path))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kdtree_nb.drafters import Drafter
+    from kdtree_nb.drafters import AnyDrafter
     from kdtree_nb.model import Model
     from kdtree_nb.speculate import Generation
 
@@ -33,7 +34,10 @@ def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
         help="drafted nodes per step, or auto: as many as pay by `kdtree-nb calibrate` (default: 16)",
     )  # fmt: skip
     parser.add_argument("--mode", choices=("tree", "chain"), default="tree", help="what is drafted (default: tree)")
-    parser.add_argument("--drafter", choices=DRAFTERS, default="ngram", help="who proposes tokens (default: ngram)")
+    parser.add_argument(
+        "--drafter", default="ngram", metavar="NAME",
+        help=f"who proposes tokens: {', '.join(DRAFTERS)}, or the folder of a DFlash drafter (default: ngram)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
@@ -55,11 +59,17 @@ def load(args: argparse.Namespace) -> Model:
     return load_model(args.model, device, getattr(torch, args.dtype))
 
 
-def make_drafter(name: str) -> Drafter | None:
-    """The drafter that --drafter names; None for 'none'."""
+def make_drafter(name: str) -> AnyDrafter | None:
+    """The drafter that --drafter names; None for 'none'. Raises ValueError for a name that is neither one nor a folder,
+    and CheckpointError for a folder without a drafter."""
     from kdtree_nb import drafters
 
-    return {"ngram": drafters.NGram, "random": drafters.Random, "none": lambda: None}[name]()
+    named = {"ngram": drafters.NGram, "random": drafters.Random, "none": lambda: None}
+    if name in named:
+        return named[name]()
+    if not Path(name).is_dir():
+        raise ValueError(f"--drafter: expected one of {', '.join(DRAFTERS)}, or a folder, got {name!r}")
+    return drafters.DFlash.load(name)
 
 
 def encode(model: Model, text: str, source: str) -> list[int]:

@@ -10,6 +10,7 @@ import torch
 
 from kdtree_nb import Engine, Sampling, cli
 from kdtree_nb.commands.generate import TextPrinter
+from kdtree_nb.drafters import DFlash, DFlashConfig
 from kdtree_nb.model.checkpoint import DATA_DIR
 from kdtree_nb.speculate import StepRecord
 
@@ -20,6 +21,22 @@ def expected(models, num_tokens: int) -> str:
     model = models("tiny")
     tokens = Engine(model).generate_ar(model.tokenizer.encode(PROMPT), num_tokens).tokens
     return model.tokenizer.decode(tokens)
+
+
+def test_a_drafter_from_a_folder(capsys, tmp_path):
+    sizes = {"hidden_size": 256, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    heads = {"num_key_value_heads": 1, "head_dim": 16, "vocab_size": 256}
+    config = DFlashConfig(**sizes, **heads, target_layer_ids=(1,), mask_token_id=255, block_size=4)
+    DFlash.random(config).save(tmp_path / "drafter")
+    texts = []
+    for drafter in (str(tmp_path / "drafter"), "none"):
+        assert cli.main(["generate", "--prompt", "def ", "--max-new-tokens", "12", "--drafter", drafter]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != ""
+    assert cli.main(["generate", "--prompt", "def ", "--drafter", str(tmp_path)]) == 2
+    assert "DFlash: " in capsys.readouterr().err
+    assert cli.main(["generate", "--prompt", "def ", "--drafter", "nobody"]) == 2
+    assert "--drafter: expected one of ngram, none, random, or a folder, got 'nobody'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [[], ["--ar"], ["--drafter", "none"], ["--drafter", "random", "--budget", "3"]])
