@@ -36,7 +36,7 @@ def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", choices=("tree", "chain"), default="tree", help="what is drafted (default: tree)")
     parser.add_argument(
         "--drafter", default="ngram", metavar="NAME",
-        help=f"who proposes tokens: {', '.join(DRAFTERS)}, or the folder of a DFlash drafter (default: ngram)",
+        help=f"who proposes tokens: {', '.join(DRAFTERS)}, or a DFlash drafter's folder, or nano-k2 (default: ngram)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
@@ -63,11 +63,12 @@ def make_drafter(name: str) -> AnyDrafter | None:
     """The drafter that --drafter names; None for 'none'. Raises ValueError for a name that is neither one nor a folder,
     and CheckpointError for a folder without a drafter."""
     from kdtree_nb import drafters
+    from kdtree_nb.model.checkpoint import NANO
 
     named = {"ngram": drafters.NGram, "random": drafters.Random, "none": lambda: None}
     if name in named:
         return named[name]()
-    if not Path(name).is_dir():
+    if not Path(name).is_dir() and name != NANO:
         raise ValueError(f"--drafter: expected one of {', '.join(DRAFTERS)}, or a folder, got {name!r}")
     return drafters.DFlash.load(name)
 

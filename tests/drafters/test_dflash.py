@@ -296,6 +296,14 @@ def test_bad_folders(tmp_path):
             DFlash.load(tmp_path)
 
 
+def test_the_drafter_of_nano_k2(tmp_path, monkeypatch):
+    monkeypatch.setattr("kdtree_nb.drafters.dflash.DATA_DIR", tmp_path)
+    with pytest.raises(CheckpointError, match="expected the trained drafter of 'nano-k2' at .*; train it: kdtree-nb"):
+        DFlash.load("nano-k2")
+    DFlash.random(config_for()).save(tmp_path / "nano-k2-dflash")
+    assert DFlash.load("nano-k2", depth=2).config == config_for()
+
+
 def test_targets_of_other_sizes(target):
     model = target[0]
     for changes, message in (

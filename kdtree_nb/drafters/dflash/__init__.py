@@ -12,7 +12,9 @@ from kdtree_nb.drafters.dflash.config import DFlashConfig, read_config
 from kdtree_nb.drafters.dflash.layers import PackedDrafter
 from kdtree_nb.drafters.dflash.streams import DFlashStreams
 from kdtree_nb.drafters.dflash.weights import check_weights, random_weights, read_weights, write_folder
+from kdtree_nb.errors import CheckpointError
 from kdtree_nb.model import Model
+from kdtree_nb.model.checkpoint import DATA_DIR, NANO
 
 __all__ = ["DFlash", "DFlashConfig"]
 
@@ -40,10 +42,20 @@ class DFlash:
         self._packed: dict[tuple[torch.device, torch.dtype], PackedDrafter] = {}
 
     @classmethod
-    def load(cls, folder: str | os.PathLike, block_size: int | None = None, depth: int | None = None) -> DFlash:
-        """From a checkpoint folder, config.json and safetensors. Raises CheckpointError that names what is wrong."""
-        config = read_config(Path(folder))
-        return cls(config, read_weights(config, Path(folder)), block_size, depth)
+    def load(cls, path_or_name: str | os.PathLike, block_size: int | None = None, depth: int | None = None) -> DFlash:
+        """From a checkpoint folder, config.json and safetensors, or by name "nano-k2" the drafter of that model.
+
+        Raises CheckpointError that names what is wrong.
+        """
+        folder = DATA_DIR / f"{NANO}-dflash" if os.fspath(path_or_name) == NANO else Path(path_or_name)
+        if os.fspath(path_or_name) == NANO and not folder.is_dir():
+            raise CheckpointError(
+                f"DFlash: expected the trained drafter of {NANO!r} at {folder}, found none; train it: "
+                "kdtree-nb train-nano drafter --preset gpu --device cuda --target data/nano-k2 --texts FOLDER "
+                f"--out data/{NANO}-dflash"
+            )
+        config = read_config(folder)
+        return cls(config, read_weights(config, folder), block_size, depth)
 
     @classmethod
     def random(cls, config: DFlashConfig, seed: int = 0) -> DFlash:
