@@ -17,12 +17,12 @@ from kdtree_nb.bench import acceptance, setting
 from kdtree_nb.bench.acceptance import CHAIN, Budget
 from kdtree_nb.bench.coverage import coverage, random_coverage
 from kdtree_nb.bench.prompt_sets import library_prompts, own_prompts
-from kdtree_nb.bench.runner import Effort, Measurement, clock, compete, require
+from kdtree_nb.bench.runner import Effort, Measurement, compete, require
 from kdtree_nb.drafters import AnyDrafter, NGram, SkipGram
 from kdtree_nb.model import Model
 from kdtree_nb.speculate import Engine, Generation, calibrate
 from kdtree_nb.speculate.measure_cost import Effort as CostEffort
-from kdtree_nb.speculate.metrics import summarize
+from kdtree_nb.speculate.metrics import decode_s, summarize
 
 AUTO = "auto"
 CPU_BUDGETS = (4, 8, 16, 32, 64)
@@ -112,9 +112,10 @@ def sweep(
     group: str, model: Model, drafter: AnyDrafter, prompts: Sequence[list[int]], budgets: Sequence[int],
     effort: Effort, params: dict[str, Any],
 ) -> list[Measurement]:  # fmt: skip
-    """Seconds of decoding all prompts, one after the other, by contender; and in `<group>_tau` the tokens per step.
+    """Seconds of decoding all prompts, one after the other and without their prefill, by contender; in `<group>_tau`
+    the tokens per step.
 
-    Contenders: AR, chain, chain auto, tree <budget>, tree auto. The texts must agree.
+    Contenders: AR, chain, chain auto, tree <budget>, tree auto. Their texts must agree.
     """
     runs = contenders(model, drafter, budgets, effort)
     calls = {name: functools.partial(_decode, run, prompts, effort.num_tokens) for name, run in runs.items()}
@@ -122,7 +123,7 @@ def sweep(
     ar = [text.tokens for text in texts["AR"]]
     require(all([t.tokens for t in found] == ar for found in texts.values()), group, "the tokens")
     params = {**params, "num_texts": len(prompts), "num_tokens": effort.num_tokens}
-    samples = {name: functools.partial(clock, call) for name, call in calls.items()}
+    samples = {name: functools.partial(_seconds, call) for name, call in calls.items()}
     results = compete(group, samples, min(effort.num_rounds, MAX_ROUNDS), params)
     for name, found in texts.items():
         figures = summarize(found)
@@ -144,3 +145,8 @@ def contenders(model: Model, drafter: AnyDrafter, budgets: Sequence[int], effort
 
 def _decode(run: Run, prompts: Sequence[list[int]], num_tokens: int) -> list[Generation]:
     return [run(prompt, num_tokens, stop_token_ids=()) for prompt in prompts]
+
+
+def _seconds(call: Callable[[], list[Generation]]) -> float:
+    """Of all texts, without the prefill."""
+    return sum(sum(decode_s(generation).values()) for generation in call())

@@ -148,8 +148,7 @@ class Batch:
             tree.num_nodes.copy_(cutter.on_device(tree, self.active, self.prefix_len))
             return
         lengths = [len(s.tokens) - 1 for s in self.running]
-        counts = cutter.on_host(tree, len(lengths), sum(lengths) / len(lengths))
-        tree.num_nodes.copy_(torch.tensor(counts))
+        tree.num_nodes.numpy()[:] = cutter.on_host(tree, len(lengths), sum(lengths) / len(lengths))
 
     @timed("verify")
     def verify(self, tree: DraftTree) -> Verified:

@@ -45,7 +45,7 @@ class Surface:
     """Seconds of a target forward over the trees of `num_streams` streams, with everything that is captured with it.
 
     num_slots: tree slots per stream that the step was captured with; 0 where it takes as many as it needs
-    num_rows:  [R] ascending rows of all streams together, the first one is num_streams
+    num_rows:  [R] ascending rows of all streams together; before the first, seconds are those of the first
     seconds:   [P][R], a row for each prefix length of the cost model
     """
 
@@ -184,9 +184,7 @@ def _check(model: CostModel) -> None:
     places = [(s.num_slots, s.num_streams) for s in model.surfaces]
     require(len(set(places)) == len(places), "one surface for each number of slots and of streams", places)
     for s in model.surfaces:
-        require(
-            _ascends(s.num_rows) and s.num_rows[0] == s.num_streams, "rows from the number of streams on", s.num_rows
-        )
+        require(_ascends(s.num_rows) and s.num_rows[0] >= s.num_streams, "a root for every stream", s.num_rows)
         sizes = [len(s.seconds), *(len(row) for row in s.seconds)]
         want = [len(model.prefix_len)] + [len(s.num_rows)] * len(model.prefix_len)
         require(sizes == want, f"seconds of sizes {want}", sizes)

@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from kdtree_nb import Engine, drafters
+from kdtree_nb.drafters.dflash.config import DFlashConfig
 from kdtree_nb.errors import CalibrationError
 from kdtree_nb.model import build_model
 from kdtree_nb.speculate import calibrate, load_cost, save_cost
+from kdtree_nb.speculate import engine as engine_module
 from kdtree_nb.speculate.cost import NEVER_S, CostKey, CostModel, Surface
 from kdtree_nb.speculate.cost_store import cost_key, cost_path, data_dir, drafter_key
 from kdtree_nb.speculate.measure_cost import Effort
@@ -89,7 +91,7 @@ def test_a_budget_that_takes_longer_than_the_steps_it_saves():
         ({"prefix_len": (5, 5)}, "expected ascending prefix lengths"),
         ({"surfaces": ()}, "expected at least one surface"),
         ({"max_budget": 0}, "expected a max_budget of 1"),
-        ({"surfaces": (plane(2, (1, 2)),)}, "expected rows from the number of streams on"),
+        ({"surfaces": (plane(2, (1, 2)),)}, "expected a root for every stream"),
         ({"surfaces": (plane(1, (1, 2), prefixes=(1,)),)}, "expected seconds of sizes"),
         ({"surfaces": (Surface(0, 1, (1,), ((float("nan"),), (1.0,))),)}, "expected positive finite seconds"),
         ({"surfaces": (plane(1, (1, 2)), plane(1, (1, 3)))}, "expected one surface for each"),
@@ -146,6 +148,32 @@ def test_what_was_calibrated_is_found_again(tiny2, folder):
     assert got.tokens == Engine(tiny2).generate_ar([1, 2, 3], 5).tokens
     with pytest.raises(CalibrationError, match="got Random of depth 7; run kdtree-nb calibrate"):
         Engine(tiny2, drafters.Random(), budget="auto").generate_ddtree([1, 2, 3], 5)
+
+
+@pytest.mark.parametrize("drafter", [drafters.NGram(), drafters.SkipGram([1, 2, 3] * 9, 331, depth=4), None])
+def test_steps_of_the_device_are_measured_by_the_size_of_their_captures(tiny2, monkeypatch, drafter):
+    """A drafter on the host, one in the captured step, and one that looks at hidden states."""
+    monkeypatch.setattr(engine_module, "_kind", lambda use_graphs, device: engine_module.DEVICE)
+    drafter = drafter or small_dflash(tiny2)
+    cost = calibrate(tiny2, drafter, SMALL)
+    assert cost.key.kind == "device" and cost.slot_sizes == [1, 2, 3, 5, 6]
+    rows = {s.num_slots: s.num_rows for s in cost.surfaces if s.num_streams == 3}
+    assert rows == {1: (3,), 2: (6,), 3: (9,), 5: (12, 15), 6: (3, 6, 9, 15, 18)}
+    assert cost.overhead.keys() == {drafter_key(drafter)}
+    engine = Engine(tiny2, drafter, budget="auto", cost=cost)
+    runs = [run([[1, 2, 3], [4, 5]], 7, stop_token_ids=()) for run in (engine.generate_ddtree, engine.generate_ar)]
+    assert [g.tokens for g in runs[0]] == [g.tokens for g in runs[1]]
+
+
+def small_dflash(model) -> drafters.DFlash:
+    """One with random weights."""
+    c = model.config
+    config = DFlashConfig(
+        hidden_size=c.hidden_size, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, vocab_size=c.vocab_size, target_layer_ids=(1, 3), mask_token_id=0,
+        block_size=5,
+    )  # fmt: skip
+    return drafters.DFlash.random(config)
 
 
 def test_drafters_that_were_measured_before_are_kept(tiny2, folder):
