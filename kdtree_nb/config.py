@@ -174,6 +174,9 @@ class ModelConfig:
         return _from_dict(cls, fields, "model config")
 
 
+MAX_LAYERS, MAX_EXPERTS = 1 << 10, 1 << 12
+"""Largest num_hidden_layers and n_routed_experts: names of tensors are listed for every layer and expert."""
+
 MAX_POSITIONS = 1 << 22
 """Largest max_position_embeddings: the rotation table has a row for every position."""
 
@@ -212,6 +215,8 @@ def _check(config: ModelConfig) -> None:
     require(q_lora_rank is None or _is_integer(q_lora_rank, 1), "q_lora_rank", "a positive integer or none")
     require(rope_dim % 2 == 0 and rope_dim <= 1 << 12, "qk_rope_head_dim", "an even number up to 4096")
     require(config.max_position_embeddings <= MAX_POSITIONS, "max_position_embeddings", f"at most {MAX_POSITIONS}")
+    require(config.num_hidden_layers <= MAX_LAYERS, "num_hidden_layers", f"at most {MAX_LAYERS}")
+    require(config.n_routed_experts <= MAX_EXPERTS, "n_routed_experts", f"at most {MAX_EXPERTS}")
     require(config.first_k_dense_replace <= config.num_hidden_layers, "first_k_dense_replace", "0 … layers")
     require(config.num_experts_per_tok <= config.n_routed_experts, "num_experts_per_tok", "at most n_routed_experts")
     require(config.scoring_func in ("softmax", "sigmoid"), "scoring_func", "'softmax' or 'sigmoid'")

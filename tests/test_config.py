@@ -35,6 +35,7 @@ def test_impossible_values_name_the_field(field, value):
         ("eos_token_ids", [331]), ("eos_token_ids", [1.5]), ("max_position_embeddings", 10**8),
         ("qk_rope_head_dim", 2**20), ("n_group", 0), ("n_group", 4), ("topk_group", 2), ("use_router_bias", 1),
         ("tie_word_embeddings", None), ("latent_norm_eps", 0.0), ("rope_scaling", 3), ("rope_theta", 1),
+        ("num_hidden_layers", 2**30), ("n_routed_experts", 2**30),
         ("rope_theta", 10**400), ("rms_norm_eps", 1e-320), ("routed_scaling_factor", 1e39),
     ],
 )  # fmt: skip

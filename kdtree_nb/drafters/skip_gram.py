@@ -28,6 +28,17 @@ class Tables(NamedTuple):
     weight: torch.Tensor
 
 
+def _check_counts(vocab_size: int, order: int, min_count: int) -> None:
+    for name, value, low in (("vocab_size", vocab_size, 1), ("order", order, 0), ("min_count", min_count, 1)):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low:
+            raise ValueError(f"SkipGram: {name}: expected an integer of at least {low}, got {value!r}")
+    if order > MAX_CONTEXTS.bit_length() or int(vocab_size) ** int(order) > MAX_CONTEXTS:
+        raise ValueError(
+            f"SkipGram: expected an order with vocab_size^order of at most {MAX_CONTEXTS}, got order {order} and "
+            f"vocab_size {vocab_size}"
+        )
+
+
 class SkipGram:
     """Per depth d, log P(token d places on | the last `order` tokens), from counts over `tokens`.
 
@@ -39,16 +50,12 @@ class SkipGram:
     def __init__(
         self, tokens: Sequence[int] | np.ndarray, vocab_size: int, depth: int = 8, order: int = 2, min_count: int = 8
     ) -> None:
-        text = np.asarray(tokens, dtype=np.int64)
-        if text.ndim != 1 or len(text) == 0 or text.min() < 0 or text.max() >= vocab_size:
+        _check_counts(vocab_size, order, min_count)
+        text = np.asarray(tokens)
+        is_list = text.ndim == 1 and len(text) > 0 and text.dtype.kind in "iu"
+        if not is_list or text.min() < 0 or text.max() >= vocab_size:
             raise ValueError(f"SkipGram: expected tokens of 0 … {vocab_size - 1} in one list, got {tokens!r:.60}")
-        if order < 0 or vocab_size**order > MAX_CONTEXTS:
-            raise ValueError(
-                f"SkipGram: expected an order of at least 0 with vocab_size^order of at most {MAX_CONTEXTS}, got order "
-                f"{order} and vocab_size {vocab_size}"
-            )
-        if min_count < 1:
-            raise ValueError(f"SkipGram: expected min_count of at least 1, got {min_count}")
+        text = text.astype(np.int64)
         self.depth, self.order, self.vocab_size = check_depth("SkipGram", depth), order, vocab_size
         logits, row_of = self._count(text, min_count)
         self._tables = {torch.device("cpu"): self._on_cpu(logits, row_of)}

@@ -37,9 +37,19 @@ class HfConfig:
 
 
 def read_config(folder: Path) -> HfConfig:
-    """Read `config.json`. Raises CheckpointError, naming the file and the field, on anything that is not understood."""
-    path = folder / "config.json"
-    return parse_config(read_object(path, "load_model"), f"load_model: {path}")
+    """Read `config.json`, and tokens that end a text from `generation_config.json` too: checkpoints often name a chat's
+    only there. Raises CheckpointError, naming the file and the field, on anything that is not understood."""
+    path, generation = folder / "config.json", folder / "generation_config.json"
+    config = parse_config(read_object(path, "load_model"), f"load_model: {path}")
+    if not generation.exists():
+        return config
+    ids = _ids(read_object(generation, "load_model").get("eos_token_id"))
+    try:
+        ids = dataclasses.replace(config.model, eos_token_ids=ids).eos_token_ids  # all of them inside the vocabulary
+    except CheckpointError as error:
+        raise CheckpointError(f"load_model: {generation}: {error}") from error
+    both = tuple(dict.fromkeys(config.model.eos_token_ids + ids))
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, eos_token_ids=both))
 
 
 def parse_config(fields: dict[str, Any], where: str) -> HfConfig:

@@ -61,9 +61,11 @@ class Device:
     stream: int = 0
 
     def struct(self) -> _DeviceStruct:
-        """The C struct. Raises ValueError on an unknown kind."""
+        """The C struct. Raises ValueError on an unknown kind or an impossible index."""
         if self.kind not in KINDS:
             raise ValueError(f"capi: device: expected the kind cpu or cuda, got {self.kind!r}")
+        if not isinstance(self.index, int) or not 0 <= self.index < 1 << 31:
+            raise ValueError(f"capi: device: expected an index of 0 to below 2^31, got {self.index!r}")
         return _DeviceStruct(KINDS[self.kind], self.index, self.stream or None)
 
 
@@ -136,6 +138,8 @@ class Library:
 
     def call(self, name: str, *, device: Device = CPU, **arguments: Any) -> Any:
         """Run an operation on numpy arrays; see the module. Raises ValueError on what does not fit together."""
+        if not isinstance(device, Device):
+            raise ValueError(f"{name}: device: expected a capi.Device, got {device!r}")
         signature, call = SIGNATURES[name], Call(self.ops[name], device.kind == "cpu", dict(arguments))
         with _Memory(self, device) as memory:
             for array in signature.inputs:

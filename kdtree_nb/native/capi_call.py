@@ -39,10 +39,10 @@ class Call:
         for array in signature.inputs:
             self._check_shape(array)
         for field, expression in signature.sizes.items():
-            setattr(self.args, field, self._value(expression))
+            self._set(field, self._value(expression))
         for field in op.numbers:
             if field not in signature.sizes and field != "workspace_bytes":
-                setattr(self.args, field, self._number(field))
+                self._set(field, self._number(field))
         if self.arguments:
             raise ValueError(f"{op.name}: expected no further arguments, got {sorted(self.arguments)}")
 
@@ -97,6 +97,16 @@ class Call:
             wanted = "an integer from 0 to 2^40" if known is None else f"{known}, the size of an array"
             raise ValueError(f"{self.op.name}: {field}: expected {wanted}, got {value!r}")
         self.symbols[symbol] = int(value)
+
+    def _set(self, field: str, value: Any) -> None:
+        """Set a number of the struct; ctypes would cut one that is too large down to the field's bits."""
+        try:
+            setattr(self.args, field, value)
+            held = getattr(self.args, field)
+        except (TypeError, OverflowError):
+            held = None
+        if held is None or not isinstance(held, float) and held != value:
+            raise ValueError(f"{self.op.name}: {field}: expected a number that its C type holds, got {value!r:.40}")
 
     def _number(self, field: str) -> Any:
         """A scalar field: from the arguments, else dtype from the arrays, else a default, else an error."""

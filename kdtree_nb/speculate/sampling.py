@@ -23,8 +23,10 @@ def _require(condition: bool, name: str, expected: str, got: Any) -> None:
 
 
 def _float32(value: Any) -> float:
-    """`value` rounded to FP32, NaN for what is no number."""
+    """`value` rounded to FP32, NaN for what is no number and for integers beyond all floats."""
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return math.nan
+    if isinstance(value, int) and abs(value) >= 2**128:
         return math.nan
     return torch.tensor(float(value), dtype=torch.float32, device="cpu").item()
 

@@ -191,6 +191,11 @@ def test_other_statuses_of_the_kernels(library):
         ("moe_experts", {"shared_down": None}, "shared_gate_up and shared_down together or neither, got one"),
         ("argmax", {"device": capi.Device("tpu")}, "expected the kind cpu or cuda, got 'tpu'"),
         ("argmax", {"device": capi.Device("cpu", 1)}, "expected index 0 and no stream for a CPU"),
+        ("argmax", {"device": capi.Device("cpu", 2**40)}, "device: expected an index of 0 to below 2.31, got 10995"),
+        ("argmax", {"device": "cpu"}, "argmax: device: expected a capi.Device, got 'cpu'"),
+        ("argmax", {"num_threads": 2**32 + 1}, "argmax: num_threads: expected a number that its C type holds"),
+        ("moe_route", {"scaling_factor": "x"}, "scaling_factor: expected a number that its C type holds, got 'x'"),
+        ("moe_route", {"scaling_factor": 10**400}, "scaling_factor: expected a number that its C type holds"),
     ],
 )
 def test_arguments_are_refused(op, changes, message, library):

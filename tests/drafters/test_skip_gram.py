@@ -85,13 +85,21 @@ def test_few_candidates():
         ({"tokens": [1, 5]}, "SkipGram: expected tokens of 0 … 4"),
         ({"tokens": [-1]}, "SkipGram: expected tokens of 0 … 4"),
         ({"tokens": [[1]]}, "SkipGram: expected tokens of 0 … 4"),
-        ({"order": -1}, "SkipGram: expected an order of at least 0"),
+        ({"order": -1}, "SkipGram: order: expected an integer of at least 0"),
         (
             {"vocab_size": 163840, "order": 2},
             r"vocab_size\^order of at most 67108864, got order 2 and vocab_size 163840",
         ),
-        ({"min_count": 0}, "SkipGram: expected min_count of at least 1, got 0"),
+        ({"min_count": 0}, "SkipGram: min_count: expected an integer of at least 1, got 0"),
         ({"depth": 0}, "SkipGram: expected a depth of at least 1"),
+        ({"tokens": [1.5, 2.0]}, "tokens of 0"),
+        ({"tokens": ["a"]}, "tokens of 0"),
+        ({"tokens": None}, "tokens of 0"),
+        ({"order": 10**9}, "order 1000000000"),
+        ({"order": 1.5}, "order: expected an integer"),
+        ({"order": True}, "order: expected an integer"),
+        ({"min_count": None}, "min_count: expected an integer"),
+        ({"vocab_size": "7"}, "vocab_size: expected an integer"),
     ],
 )
 def test_bad_arguments(changed, message):

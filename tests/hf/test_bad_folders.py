@@ -121,6 +121,17 @@ def test_json_that_readers_disagree_on_or_cannot_read(folder, text, piece):
         fails(folder, name, piece)
 
 
+def test_tokens_that_end_a_text_may_stand_in_generation_config(folder):
+    path = folder / "generation_config.json"
+    path.write_text('{"eos_token_id": [1, 7]}')
+    assert load_model(folder).config.eos_token_ids == (1, 7)
+    for ids in ("331", "[331]", '"x"', "[true]", "{}"):
+        path.write_text('{"eos_token_id": ' + ids + "}")
+        fails(folder, "generation_config.json", "eos_token_ids", "inside the vocabulary")
+    path.unlink()
+    assert load_model(folder).config.eos_token_ids == (1,)
+
+
 def test_a_pipe_in_place_of_a_file(folder):
     (folder / "config.json").unlink()
     os.mkfifo(folder / "config.json")

@@ -202,6 +202,8 @@ def test_nan_logits_are_an_error(device):
         ({"temperature": float("nan")}, "temperature: expected .* got nan"),
         ({"temperature": float("inf")}, "temperature: expected .* got inf"),
         ({"temperature": 1e39}, "temperature: expected .* got 1e.39"),
+        ({"temperature": 10**400}, "temperature: expected .* got 1000"),
+        ({"top_p": -(10**400)}, "top_p: expected .* got -1000"),
         ({"temperature": 1e-39}, "temperature: expected .* got 1e-39"),
         ({"temperature": 1e-60}, "temperature: expected .* got 1e-60"),
         ({"temperature": "1"}, "temperature: expected .* got '1'"),
