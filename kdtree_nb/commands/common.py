@@ -21,7 +21,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", default="tiny", help="checkpoint folder, KDTR file, or 'tiny' or 'tiny2' (default: tiny)"
     )
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of weights and activations")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="float32", help="of weights and activations (default: float32)"
+    )
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
 
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 HELP = "convert KDTR to safetensors or to a checkpoint folder, or back"
 EPILOG = """The names say what is what: FILE.kdtr, FILE.safetensors, or a folder. Quantised weights of a folder become
-the float32 values that they stand for, so that the converted model gives the same logits.
+the float32 values that they stand for, so that the converted model gives the same logits. A tokenizer does not
+travel: put its files into a new folder before `generate` reads it.
 
 example:
   kdtree-nb convert data/tiny.kdtr tiny-checkpoint/"""

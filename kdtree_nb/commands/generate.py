@@ -32,7 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--metrics", action="store_true",
         help="with --json: also decode without a drafter; tell acceptance by depth and rank, times and speedup",
     )  # fmt: skip
-    parser.add_argument("--max-seq-len", type=int, metavar="N", help="most tokens of prompt and output together")
+    parser.add_argument(
+        "--max-seq-len", type=int, metavar="N",
+        help="most tokens of prompt and output together (default: the model's, at most 4096)",
+    )  # fmt: skip
     parser.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="0: greedy (default); 1: the model's"
     )
@@ -95,7 +98,9 @@ def _chat(model: Model, text: str) -> list[int]:
     """Ids of a conversation of one message and the beginning of the answer."""
     apply = getattr(model.tokenizer, "apply_chat_template", None)
     if apply is None:
-        raise ValueError("--chat: expected a checkpoint folder with a chat template, got a model of plain text")
+        raise ValueError(
+            "--chat: expected a checkpoint folder with a tokenizer and a chat template, got a model without"
+        )
     return apply([{"role": "user", "content": text}])
 
 

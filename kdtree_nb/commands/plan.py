@@ -16,16 +16,18 @@ if TYPE_CHECKING:
 
 HELP = "say what a checkpoint folder needs, before anything is loaded"
 EPILOG = """example:
-  kdtree-nb plan moonshotai/Kimi-K2.6 --tokens 131072 --memory-gib 141"""
+  kdtree-nb plan checkpoints/Kimi-K2.6 --tokens 131072 --memory-gib 141"""
 
 GIB = 1 << 30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("folder", type=Path, help="a checkpoint folder; its config.json is enough")
+    parser.add_argument("folder", type=Path, help="a checkpoint folder on this machine; its config.json is enough")
     parser.add_argument("--dtype", choices=common.DTYPES, default="bfloat16", help="default: bfloat16")
-    parser.add_argument("--tokens", type=int, default=4096, metavar="N", help="of the cache, all streams together")
+    parser.add_argument(
+        "--tokens", type=int, default=4096, metavar="N", help="of the cache, all streams together (default: 4096)"
+    )
     parser.add_argument("--memory-gib", type=float, metavar="GIB", help="of one device (default: this machine's)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
