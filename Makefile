@@ -77,6 +77,7 @@ book: $(HTML)  ## execute every chapter and render the book to build/html/index.
 	@echo 'the book: $(HTML)'
 
 chapter: env  ## execute, check and render one chapter: make chapter CHAPTER=03_draft_trees
+	@test -f 'book/$(CHAPTER).ipynb' || { echo 'make chapter: CHAPTER: expected one of $(basename $(notdir $(NOTEBOOKS))), got "$(CHAPTER)"'; exit 1; }
 	ruff check --fix book/$(CHAPTER).ipynb
 	ruff format book/$(CHAPTER).ipynb
 	python tests/book/nbcheck.py --fix book/$(CHAPTER).ipynb
@@ -87,7 +88,7 @@ chapter: env  ## execute, check and render one chapter: make chapter CHAPTER=03_
 	rm -rf $(BUILD)/chapter/sphinx $(BUILD)/chapter/html
 	jupyter-book build $(BUILD)/chapter/book --config _config.yml --path-output $(BUILD)/chapter/sphinx --keep-going
 	mv $(BUILD)/chapter/sphinx/_build/html $(BUILD)/chapter/html
-	@echo 'the page: $(BUILD)/chapter/html/$(CHAPTER).html'
+	@echo 'the page: $(BUILD)/chapter/html/$(CHAPTER).html (warnings of unknown documents: links to chapters that `make book` renders)'
 
 lint: env  ## style, import contract, canonical notebooks
 	ruff check

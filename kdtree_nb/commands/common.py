@@ -45,7 +45,10 @@ def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
 
 def budget(text: str) -> int | str:
     """The value of --budget."""
-    return text if text == "auto" else int(text)
+    try:
+        return text if text == "auto" else int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected a number of nodes or auto, got {text!r}") from error
 
 
 def load(args: argparse.Namespace) -> Model:
