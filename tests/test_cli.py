@@ -13,7 +13,7 @@ import pytest
 from kdtree_nb import cli
 from kdtree_nb.errors import KdtreeError
 
-COMMANDS = ["demo", "generate", "bench", "calibrate", "convert", "doctor", "make-refs", "train-tiny"]
+COMMANDS = ["demo", "generate", "bench", "calibrate", "evaluate", "convert", "doctor", "make-refs", "train-tiny"]
 KDTREE_NB = [sys.executable, "-m", "kdtree_nb.cli"]
 
 

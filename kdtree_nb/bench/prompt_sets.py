@@ -14,12 +14,17 @@ import numpy as np
 from kdtree_nb.model.checkpoint import DATA_DIR
 from kdtree_nb.train.corpus import Document, read_documents
 from kdtree_nb.train.nano.manifest import Manifest, pinned_documents
+from kdtree_nb.train.nano.tokenizer import EOS
+from kdtree_nb.train.nano.tokens import TokenCorpus
 
 LENGTHS = (96, 288)
 """Shortest and longest prompt in tokens."""
 
 BYTES_PER_TOKEN = 12
 """A prompt of n tokens is looked for in this many times n bytes: more than a token of text has."""
+
+MAX_TRIES = 100
+"""Places of a packed corpus that are looked at for each prompt, to find one inside a document."""
 
 Encode = Callable[[str], list[int]]
 
@@ -61,6 +66,27 @@ def pinned_prompts(
     documents = pinned_documents(manifest, kind, "heldout")
     packages = {p.name: p.version for p in manifest.packages if kind in p.parts and p.parts[kind].role == "heldout"}
     return _pieces(documents, encode, num_prompts, lengths, seed, {"kind": kind, "packages": packages})
+
+
+def packed_prompts(
+    corpus: TokenCorpus, kind: str, num_prompts: int, lengths: tuple[int, int] = LENGTHS, seed: int = 0
+) -> PromptSet:
+    """Pieces of the held-out "code" or "prose" of a packed corpus, where the packages themselves are not installed.
+
+    Raises ValueError where there are not that many places.
+    """
+    stream, rng = corpus.streams[kind], np.random.default_rng(seed)
+    prompts: list[list[int]] = []
+    for _ in range(MAX_TRIES * num_prompts):
+        num_tokens = int(rng.integers(lengths[0], lengths[1] + 1))
+        start = int(rng.integers(max(1, len(stream) - num_tokens)))
+        tokens = stream[start : start + num_tokens].tolist()
+        if len(tokens) == num_tokens and EOS not in tokens and tokens not in prompts:
+            prompts.append(tokens)
+        if len(prompts) == num_prompts:
+            source = {"kind": kind, "packed corpus": corpus.record["streams"][kind], "seed": seed}
+            return PromptSet(prompts, source)
+    raise ValueError(f"packed_prompts: expected {num_prompts} places in {len(stream)} tokens, found {len(prompts)}")
 
 
 def _pieces(

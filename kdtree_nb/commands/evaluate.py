@@ -1,0 +1,157 @@
+"""evaluate: what a drafter is worth on held-out prompts, by budget."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kdtree_nb.commands import common
+
+if TYPE_CHECKING:
+    from kdtree_nb.bench.prompt_sets import PromptSet
+    from kdtree_nb.bench.runner import Measurement
+    from kdtree_nb.drafters import AnyDrafter
+    from kdtree_nb.model import Model
+
+HELP = "tokens per target forward of a drafter on held-out prompts, by budget"
+EPILOG = """With the budgets of --check the engine decodes every prompt as well: its tokens must be those of AR, its steps those
+that were worked out. --times N decodes the first N prompts of each set by the clock: AR, the chain, every budget and auto.
+
+example:
+  kdtree-nb evaluate --model nano-k2 --drafter nano-k2 --device cuda --dtype bfloat16 --prompts packed --corpus \\
+      tokens.pack --num-prompts 256 --check chain 64 --times 32 --coverage --out acceptance.json"""
+
+SOURCES = ("library", "own", "pinned", "packed")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    common.add_model_arguments(parser)
+    parser.add_argument("--drafter", default="ngram", metavar="NAME", help="as in `kdtree-nb generate`")
+    parser.add_argument(
+        "--prompts", choices=SOURCES, default="library",
+        help="held-out files of the standard library, data/prompts.json, held-out packages as they are installed, or "
+        "those of a packed corpus (default: library)",
+    )  # fmt: skip
+    parser.add_argument("--corpus", type=Path, help="for packed: the file that `kdtree-nb train-nano pack` wrote")
+    parser.add_argument("--num-prompts", type=int, default=32, metavar="N", help="of code; of prose half as many")
+    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")
+    parser.add_argument("--budgets", type=int, nargs="+", metavar="N", help="default: 8 16 32 64 128 256")
+    parser.add_argument("--check", nargs="*", default=["chain"], metavar="B", help="chain or budgets (default: chain)")
+    parser.add_argument("--times", type=int, default=0, metavar="N", help="prompts of a set to decode by the clock")
+    parser.add_argument("--coverage", action="store_true", help="count the distinct experts by rows")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the JSON object")
+    parser.add_argument("--json", action="store_true", help="print it")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate, print a table, write the JSON object."""
+    from kdtree_nb.bench import acceptance
+
+    drafter = common.make_drafter(args.drafter)
+    if drafter is None:
+        raise ValueError("--drafter: expected a drafter, got none")
+    model = common.load(args)
+    sets = _sets(args, model)
+    budgets = tuple(args.budgets or acceptance.BUDGETS)
+    checked = tuple(_budget(word) for word in args.check)
+    prompts = {name: found.prompts for name, found in sets.items()}
+    show = not args.json
+    result: dict[str, Any] = {
+        "model": args.model, "dtype": args.dtype, "drafter": args.drafter, **_where(args),
+        "sources": {name: found.source for name, found in sets.items()},
+        "sets": acceptance.evaluate(model, drafter, prompts, args.max_new_tokens, budgets, checked, show),
+        **_more(args, model, drafter, prompts, budgets),
+    }  # fmt: skip
+    text = json.dumps(result)
+    if args.out:
+        args.out.write_text(text, encoding="utf-8")
+    print(text if args.json else _table(result))
+    return 0
+
+
+def _budget(word: str) -> int | str:
+    return word if word == "chain" else int(word)
+
+
+def _sets(args: argparse.Namespace, model: Model) -> dict[str, PromptSet]:
+    """The sets of prompts by name."""
+    from kdtree_nb.bench import prompt_sets as sets
+
+    encode, counts = model.tokenizer.encode, {"code": args.num_prompts, "prose": -(-args.num_prompts // 2)}
+    if (args.corpus is None) == (args.prompts == "packed"):
+        raise ValueError(f"--corpus: expected it with --prompts packed and only there, got --prompts {args.prompts}")
+    if args.prompts == "library":
+        return {"code": sets.library_prompts(encode, args.num_prompts)}
+    if args.prompts == "own":
+        return {kind: sets.own_prompts(encode, kind) for kind in ("code", "repetitive")}
+    if args.prompts == "packed":
+        from kdtree_nb.train.nano.tokens import load_tokens
+
+        corpus = load_tokens(args.corpus)
+        return {kind: sets.packed_prompts(corpus, kind, count) for kind, count in counts.items()}
+    from kdtree_nb.train.nano.cli_corpus import MANIFEST_PATH
+    from kdtree_nb.train.nano.manifest import read_manifest
+
+    manifest = read_manifest(MANIFEST_PATH)
+    return {kind: sets.pinned_prompts(manifest, encode, kind, count) for kind, count in counts.items()}
+
+
+def _where(args: argparse.Namespace) -> dict[str, Any]:
+    """Device and versions."""
+    from kdtree_nb.bench import record
+    from kdtree_nb.native.devices import device_label
+
+    kind = args.device.partition(":")[0]
+    return {"device": device_label(args.device), "versions": record.versions(kind), "commit": record.commit()}
+
+
+def _more(
+    args: argparse.Namespace, model: Model, drafter: AnyDrafter, prompts: dict[str, list[list[int]]],
+    budgets: tuple[int, ...],
+) -> dict[str, Any]:  # fmt: skip
+    """What takes the clock, or a forward over trees: only where it was asked for."""
+    from kdtree_nb.bench import acceptance, budget_groups
+    from kdtree_nb.bench.runner import Effort
+
+    found: dict[str, list[Measurement]] = {}
+    for name, of_set in prompts.items() if args.times else ():
+        effort = Effort(num_rounds=3, num_tokens=args.max_new_tokens)
+        params = {"model": args.model, "set": name, "dtype": args.dtype}
+        chosen = of_set[: args.times]
+        found["times"] = found.get("times", []) + budget_groups.sweep(
+            "budget_sweep", model, drafter, chosen, budgets, effort, params
+        )
+    for name, of_set in prompts.items() if args.coverage else ():
+        texts = acceptance.decode_texts(model, of_set[:8], args.max_new_tokens)
+        params = {"model": args.model, "set": name}
+        found["coverage"] = found.get("coverage", []) + budget_groups.covered(
+            "expert_coverage", model, drafter, of_set[:8], texts, params
+        )
+    return {name: [m.to_dict() for m in measured] for name, measured in found.items()}
+
+
+def _table(result: dict[str, Any]) -> str:
+    """tau by budget for each set, prompt lookup below, and the seconds where they were measured."""
+    lines = []
+    for name, found in result["sets"].items():
+        lines.append(
+            f"{name}: {found['num_texts']} texts of {found['num_tokens']} tokens, exact: {found['exact_texts']}"
+        )
+        lines.append(f"{'budget':>14}{'tau':>8}{'mean':>8}{'first':>8}{'varied':>8}{'expected':>10}{'accepted':>10}")
+        rows = [(str(entry["budget"]), entry) for entry in found["budgets"]]
+        rows.append(("prompt lookup", found["prompt_lookup"][0]))
+        for label, entry in rows:
+            taus = [entry[key] for key in ("tau", "tau_mean", "tau_first_tokens", "tau_less_repetitive")]
+            lines.append(
+                f"{label:>14}"
+                + "".join(f"{t:8.2f}" for t in taus)
+                + f"{entry['expected']:10.2f}{entry['accepted']:10.2f}"
+            )
+    for measured in result.get("times", []):
+        if measured["unit"] == "s":
+            rate = measured["params"]["num_texts"] * measured["params"]["num_tokens"] / sorted(measured["samples"])[1]
+            lines.append(f"{measured['params']['set']:>14} {measured['name']:30}{rate:10.0f} tokens/s")
+    return "\n".join(lines)

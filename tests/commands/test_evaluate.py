@@ -1,0 +1,63 @@
+"""evaluate: the figures of the harness as a table and as JSON, on prompts from every source."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from kdtree_nb import cli
+from kdtree_nb.bench import budget_groups, prompt_sets
+from kdtree_nb.train.nano.tokenizer import EOS
+from kdtree_nb.train.nano.tokens import TokenCorpus
+
+QUICK = ["evaluate", "--max-new-tokens", "12", "--budgets", "2", "4", "--num-prompts", "2"]
+
+
+def test_a_table(capsys):
+    assert cli.main([*QUICK, "--check", "chain", "4"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "code: 2 texts of 12 tokens, exact: {'chain': 2, '4': 2}"
+    assert [line.split()[0] for line in lines[2:]] == ["chain", "2", "4", "prompt"]
+
+
+def test_everything_as_json(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(budget_groups, "COVERAGE_ROWS", (1, 3))
+    monkeypatch.setattr("kdtree_nb.commands.common.make_drafter", lambda name: budget_groups.source_skip_gram())
+    out = tmp_path / "found.json"
+    more = ["--prompts", "own", "--times", "1", "--coverage", "--json", "--out", str(out)]
+    assert cli.main([*QUICK, *more]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads(out.read_text()) and found["sets"].keys() == {"code", "repetitive"}
+    assert {m["name"].partition("/")[0] for m in found["times"]} == {"budget_sweep", "budget_sweep_tau"}
+    assert {m["params"]["rows"] for m in found["coverage"]} == {1, 3}
+    assert found["sources"]["code"]["file"] == "prompts.json"
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--drafter", "none"], "--drafter: expected a drafter, got none"),
+        (["--prompts", "packed"], "--corpus: expected it with --prompts packed"),
+        (["--corpus", "tokens.pack"], "--corpus: expected it with --prompts packed"),
+        (["--check", "tree"], "invalid literal for int"),
+    ],
+)
+def test_bad_options(capsys, options, error):
+    assert cli.main([*QUICK, *options]) == 2
+    assert error in capsys.readouterr().err
+
+
+def test_prompts_of_a_packed_corpus_lie_inside_documents():
+    rng = np.random.default_rng(0)
+    stream = rng.integers(2, 400, 5000).astype(np.int16)
+    stream[::97] = EOS
+    corpus = TokenCorpus({"code": stream}, {"streams": {"code": {"sha256": "x"}}})
+    found = prompt_sets.packed_prompts(corpus, "code", 20, (10, 30))
+    assert found == prompt_sets.packed_prompts(corpus, "code", 20, (10, 30)) and found.source["seed"] == 0
+    text = ",".join(map(str, stream.tolist()))
+    for prompt in found.prompts:
+        assert EOS not in prompt and 10 <= len(prompt) <= 30 and ",".join(map(str, prompt)) in text
+    with pytest.raises(ValueError, match="expected 20 places in 5000 tokens, found 0"):
+        prompt_sets.packed_prompts(corpus, "code", 20, (200, 300))
