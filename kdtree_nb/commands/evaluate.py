@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from kdtree_nb.model import Model
 
 HELP = "tokens per target forward of a drafter on held-out prompts, by budget"
-EPILOG = """With the budgets of --check the engine decodes every prompt as well: its tokens must be those of AR, its steps those
-that were worked out. --times N decodes the first N prompts of each set by the clock: AR, the chain, every budget and auto.
+EPILOG = """With the budgets of --check the engine decodes every prompt too: its tokens must be those of AR, its steps
+those that were worked out. --times N decodes the first N prompts of each set by the clock: AR, the chain, every budget
+and auto.
 
 example:
   kdtree-nb evaluate --model nano-k2 --drafter nano-k2 --device cuda --dtype bfloat16 --prompts packed --corpus \\
       tokens.pack --num-prompts 256 --check chain 64 --times 32 --coverage --out acceptance.json"""
 
+_TAUS = ("tau", "tau_mean", "tau_first_tokens", "tau_less_repetitive")
 SOURCES = ("library", "own", "pinned", "packed")
 
 
@@ -144,12 +146,8 @@ def _table(result: dict[str, Any]) -> str:
         rows = [(str(entry["budget"]), entry) for entry in found["budgets"]]
         rows.append(("prompt lookup", found["prompt_lookup"][0]))
         for label, entry in rows:
-            taus = [entry[key] for key in ("tau", "tau_mean", "tau_first_tokens", "tau_less_repetitive")]
-            lines.append(
-                f"{label:>14}"
-                + "".join(f"{t:8.2f}" for t in taus)
-                + f"{entry['expected']:10.2f}{entry['accepted']:10.2f}"
-            )
+            taus = "".join(f"{entry[key]:8.2f}" for key in _TAUS)
+            lines.append(f"{label:>14}{taus}{entry['expected']:10.2f}{entry['accepted']:10.2f}")
     for measured in result.get("times", []):
         if measured["unit"] == "s":
             rate = measured["params"]["num_texts"] * measured["params"]["num_tokens"] / sorted(measured["samples"])[1]
