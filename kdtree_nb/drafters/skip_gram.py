@@ -103,7 +103,13 @@ class SkipGram:
         return tables.logits.index_select(0, tables.row_of.index_select(0, context))
 
     def draft(self, context: DraftContext) -> DraftCandidates:
-        """The most frequent followers of each stream's last tokens."""
+        """The most frequent followers of each stream's last tokens. Raises ValueError for a model of another
+        vocabulary."""
+        if context.vocab_size != self.vocab_size:
+            raise ValueError(
+                f"SkipGram: expected a model of vocab_size {self.vocab_size}, that of its tables, got one of "
+                f"{context.vocab_size}; count a text of the model's own tokens"
+            )
         last = [[tokens[max(len(tokens) - 1 - i, 0)] for i in range(self.order)] for tokens in context.tokens]
         logits = self._logits(torch.tensor(last, dtype=torch.int64, device=context.device))
         return DraftCandidates(*ops.draft_topk(logits, context.num_candidates))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kdtree_nb import ops
+from kdtree_nb import Engine, load_model, ops
 from kdtree_nb.drafters import DeviceDrafter, NGram, SkipGram
 from kdtree_nb.drafters.base import DraftContext
 from kdtree_nb.native.ops import StreamState
@@ -105,3 +105,10 @@ def test_few_candidates():
 def test_bad_arguments(changed, message):
     with pytest.raises(ValueError, match=message):
         SkipGram(**{"tokens": TEXT, "vocab_size": V, **changed})
+
+
+@pytest.mark.parametrize("vocab_size", [7, 330, 332])
+def test_a_model_of_another_vocabulary(vocab_size):
+    engine = Engine(load_model("tiny2"), drafter=SkipGram([1, 2, 3] * 20, vocab_size, order=1), budget=8)
+    with pytest.raises(ValueError, match=f"SkipGram: expected a model of vocab_size {vocab_size}.* got one of 331"):
+        engine.generate_ddtree([330], 4)
