@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,9 +16,12 @@ import torch
 from kdtree_nb.speculate.cost import CostModel, prefix_weight
 from kdtree_nb.tree import DraftTree
 
+GRID = 64
+"""Lengths of prefix for which a cutter looks costs up."""
+
 
 def cut(tree: DraftTree, seconds: torch.Tensor) -> torch.Tensor:
-    """num_nodes i32 [S] that maximise tokens per second of the whole step.
+    """num_nodes, integers [S], that maximise tokens per second of the whole step.
 
     seconds: f64 [S * N + 1], of a step by its rows, NEVER_S where an active stream would be without a root. A stream
     whose num_nodes is 0 takes no part. The heaviest nodes of all streams come first; equal rates: the fewest rows.
@@ -27,15 +29,15 @@ def cut(tree: DraftTree, seconds: torch.Tensor) -> torch.Tensor:
     """
     S, N = tree.log_prob.shape
     used = torch.arange(N, device=tree.log_prob.device) < tree.num_nodes.unsqueeze(1)
-    score = tree.log_prob.masked_fill(~used, -torch.inf)
+    score = torch.where(used, tree.log_prob, -torch.inf)
     if S == 1:
-        num_rows = (score[0].exp().cumsum(0) / seconds[1:]).argmax(dim=0, keepdim=True)
-        return torch.minimum(tree.num_nodes, num_rows + 1).int()
+        num_rows = (score[0].exp_().cumsum(0) / seconds[1:]).argmax(dim=0, keepdim=True)
+        return torch.minimum(tree.num_nodes, num_rows + 1)
     score[:, 0] += 1  # a root comes before any node
     heaviest, order = score.flatten().sort(descending=True, stable=True)
     num_rows = (heaviest.clamp_(max=0).exp().cumsum(0) / seconds[1:]).argmax(dim=0, keepdim=True)
     place = torch.empty_like(order).scatter_(0, order, torch.arange(S * N, device=order.device))
-    return torch.minimum(tree.num_nodes, (place <= num_rows).view(S, N).sum(1)).int()
+    return torch.minimum(tree.num_nodes, (place <= num_rows).view(S, N).sum(1))
 
 
 def cut_on_host(log_prob: np.ndarray, num_nodes: list[int], seconds: np.ndarray) -> tuple[list[int], float]:
@@ -58,15 +60,8 @@ def cut_on_host(log_prob: np.ndarray, num_nodes: list[int], seconds: np.ndarray)
     return np.bincount(stream[order[: best + 1]], minlength=len(num_nodes)).tolist(), float(rate[best])
 
 
-class Tables(NamedTuple):
-    """seconds: f64 [1 + S, P, rows + 1], by active streams, prefix length and rows; knots: f64 [P], those lengths."""
-
-    seconds: torch.Tensor
-    knots: torch.Tensor
-
-
 class Cutter:
-    """Cuts the trees of steps of S streams, by a cost model.
+    """Cuts the trees of steps of S streams, by a cost model looked up at GRID lengths of prefix.
 
     max_budget: nodes of a stream's tree that are built, to be cut
     overhead_s: [S] seconds of a step besides the forward, by the number of active streams less one
@@ -79,29 +74,39 @@ class Cutter:
     ) -> None:  # fmt: skip
         self.max_budget, self.host_sizes = max_budget, tuple(host_sizes)
         self._cost, self._num_streams, self._overhead_s, self._device = cost, num_streams, overhead_s, device
+        self._unit = -(-2 * cost.prefix_len[-1] // GRID)  # tokens; the grid reaches twice as far as was measured
 
     @functools.cached_property
     def _of_host(self) -> np.ndarray:
-        """Seconds f64 [sizes, 1 + S, P, rows + 1]."""
+        """Seconds f64 [sizes, 1 + S, GRID, rows + 1]."""
         return np.array([self._seconds(size) for size in self.host_sizes])
 
     @functools.cached_property
-    def _of_device(self) -> Tables:
-        seconds = torch.from_numpy(self._seconds(self.max_budget + 1)).to(self._device)
-        return Tables(seconds, torch.tensor(self._cost.prefix_len, dtype=torch.float64, device=self._device))
+    def _of_device(self) -> torch.Tensor:
+        """Seconds f64 [1 + S, GRID, rows + 1]."""
+        return torch.from_numpy(self._seconds(self.max_budget + 1)).to(self._device)
 
     def _seconds(self, num_slots: int) -> np.ndarray:
-        """f64 [1 + S, P, rows + 1] by the number of active streams; with none, nothing of it is read."""
+        """f64 [1 + S, GRID, rows + 1] by the number of active streams; with none, nothing of it is read."""
         counts, largest = range(1, self._num_streams + 1), self._num_streams * (self.max_budget + 1)
-        by_count = [self._cost.table(n, largest, num_slots, self._overhead_s[n - 1]) for n in counts]
+        weights = [prefix_weight(self._cost.prefix_len, self.grid_prefix(place * self._unit)) for place in range(GRID)]
+        by_count = []
+        for count in counts:
+            table = self._cost.table(count, largest, num_slots, self._overhead_s[count - 1])
+            last = len(table) - 1
+            by_count.append([(1 - w) * table[first] + w * table[min(first + 1, last)] for first, w in weights])
         return np.array([np.ones_like(by_count[0]), *by_count])
+
+    def _place(self, prefix_len: float) -> int:
+        return min(int(prefix_len) // self._unit, GRID - 1)
+
+    def grid_prefix(self, prefix_len: float) -> float:
+        """The prefix length that stands for this one: the middle of its cell of the grid."""
+        return (self._place(prefix_len) + 0.5) * self._unit
 
     def on_host(self, tree: DraftTree, num_active: int, prefix_len: float) -> list[int]:
         """Nodes of each stream's tree, which lies on the host; prefix_len is the streams' mean."""
-        first, weight = prefix_weight(self._cost.prefix_len, prefix_len)
-        seconds = self._of_host[:, num_active, first]
-        if weight:
-            seconds = (1 - weight) * seconds + weight * self._of_host[:, num_active, first + 1]
+        seconds = self._of_host[:, num_active, self._place(prefix_len)]
         log_prob, num_nodes = tree.log_prob.numpy(), tree.num_nodes.tolist()
         if len(self.host_sizes) == 1:
             return cut_on_host(log_prob, num_nodes, seconds[0])[0]
@@ -112,14 +117,13 @@ class Cutter:
         return max(best, key=lambda found: found[1])[0]
 
     def on_device(self, tree: DraftTree, active: torch.Tensor, prefix_len: torch.Tensor) -> torch.Tensor:
-        """num_nodes i32 [S] from active and prefix_len i32 [S] on the device, without a value known to the host."""
-        (all_seconds, knots), num_active = self._of_device, active.sum(dim=0, keepdim=True)
-        seconds = all_seconds.index_select(0, num_active)[0]
-        if len(knots) == 1:
-            return cut(tree, seconds[0])
-        mean = (prefix_len * active).sum(dim=0, keepdim=True) / num_active.clamp(min=1)
-        first = (mean >= knots[1:-1]).sum(dim=0, keepdim=True)
-        low, high = knots.index_select(0, first), knots.index_select(0, first + 1)
-        weight = ((mean - low) / (high - low)).clamp(min=0)
-        seconds = seconds.index_select(0, first)[0].lerp(seconds.index_select(0, first + 1)[0], weight)
-        return cut(tree, seconds)
+        """Integers [S], from active and prefix_len i32 [S] on the device, without a value known to the host."""
+        if self._num_streams == 1:
+            table, mean = self._of_device[1], prefix_len
+        else:
+            num_active = active.sum(dim=0, keepdim=True)
+            table = self._of_device.index_select(0, num_active)[0]
+            total = (prefix_len * active).sum(dim=0, keepdim=True)
+            mean = total.div(num_active.clamp(min=1), rounding_mode="floor")
+        place = mean.div(self._unit, rounding_mode="floor").clamp_(max=GRID - 1)
+        return cut(tree, table.index_select(0, place)[0])

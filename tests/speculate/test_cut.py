@@ -117,7 +117,6 @@ def test_the_host_and_the_device_choose_alike(num_streams, device):
         lengths = torch.from_numpy(rng.integers(0, 100, num_streams)).int().to(device)
         cutter = Cutter(cost, num_streams, 8, [0.1 * n for n in range(1, num_streams + 1)], device)
         got = cutter.on_device(tree, active, lengths)
-        assert got.dtype == torch.int32
         num_active = int(active.sum())
         if num_active == 0:
             assert got.tolist() == [0] * num_streams
@@ -126,7 +125,8 @@ def test_the_host_and_the_device_choose_alike(num_streams, device):
         on_host = dataclasses.replace(tree, **{name: field.cpu() for name, field in vars(tree).items()})
         assert got.tolist() == cutter.on_host(on_host, num_active, mean)
         rows = range(num_active, int(tree.num_nodes.sum()) + 1)
-        seconds = [cost.seconds(num_active, mean, n) + 0.1 * num_active for n in rows]
+        middle = cutter.grid_prefix(mean)
+        seconds = [cost.seconds(num_active, middle, n) + 0.1 * num_active for n in rows]
         table = [NEVER_S] * num_active + seconds
         if num_streams <= 2:
             assert rate_of(tree, got.tolist(), table) == pytest.approx(best_rate(tree, table), rel=1e-6)
@@ -148,15 +148,23 @@ def test_the_host_knows_the_sizes_of_captured_steps(num_streams, device):
         cost = CostModel(KEY, 8, (10, 60), surfaces)
         cutter = Cutter(cost, num_streams, 8, [0.0] * num_streams, device, sizes)
         tree = random_trees(rng, num_streams, 8, device)
-        counts = cutter.on_host(tree, num_streams, 30)
+        counts, middle = cutter.on_host(tree, num_streams, 30), cutter.grid_prefix(30)
 
-        def rate(counts, tree=tree, cost=cost):
+        def rate(counts, tree=tree, cost=cost, middle=middle):
             slots = num_tree_slots(max(counts))
-            seconds = {sum(counts): cost.seconds(num_streams, 30, sum(counts), slots)}
+            seconds = {sum(counts): cost.seconds(num_streams, middle, sum(counts), slots)}
             return rate_of(tree, counts, seconds)
 
         every = itertools.product(*(range(1, int(n) + 1) for n in tree.num_nodes))
         assert rate(counts) == pytest.approx(max(map(rate, every)), rel=1e-12)
+
+
+def test_a_prefix_is_looked_up_close_by(device):
+    cost = CostModel(KEY, 1, (10, 1000), (Surface(0, 1, (1, 2), ((1.0, 2.0), (3.0, 4.0))),))
+    cutter = Cutter(cost, 1, 1, [0.0], device)
+    for prefix_len in (0, 1, 500, 1000, 1999):
+        assert abs(cutter.grid_prefix(prefix_len) - prefix_len) <= 16
+    assert cutter.grid_prefix(10**6) == cutter.grid_prefix(2047) <= 2047
 
 
 def linear_cost(model, kind: str, drafter, per_row: float, max_budget: int = 16) -> CostModel:
