@@ -65,6 +65,7 @@ def _summary(source: Path, target: Path) -> str:
 def _to_folder(source: Path, target: Path) -> None:
     from kdtree_nb.config import ModelConfig
     from kdtree_nb.errors import CheckpointError
+    from kdtree_nb.hf.byte_tokenizer import byte_tokenizer_json
     from kdtree_nb.hf.write import write_folder
     from kdtree_nb.kdtr import open_kdtr
 
@@ -73,6 +74,9 @@ def _to_folder(source: Path, target: Path) -> None:
     if not isinstance(fields, dict):
         raise CheckpointError(f"convert: {source}: expected a model's config in the metadata, got {fields!r}")
     write_folder(ModelConfig.from_dict(fields), lambda name: _tensor(file, name), target)
+    tokenizer = target / "tokenizer.json"
+    if file.metadata.get("tokenizer") == "bytes" and not tokenizer.exists():
+        tokenizer.write_text(byte_tokenizer_json(), encoding="utf-8")
 
 
 def _tensor(file: KdtrFile, name: str) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,8 @@ def write_folder(config: ModelConfig, read: Read, folder: Path, max_shard_bytes:
     index = {"metadata": {}, "weight_map": placed}
     (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
     (folder / "config.json").write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+    for shard in set(placed.values()):  # the library makes its files for their owner alone
+        shutil.copymode(folder / "config.json", folder / shard)
     return len(placed)
 
 
