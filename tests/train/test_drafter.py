@@ -16,7 +16,7 @@ from kdtree_nb.model.checkpoint import DATA_DIR
 from kdtree_nb.speculate.text_logits import text_logits
 from kdtree_nb.train.drafter.network import DrafterNetwork
 from kdtree_nb.train.drafter.recipe import MIXED_SIZES, PRESETS, Recipe, Shape, default_layers
-from kdtree_nb.train.drafter.target import engine_target, plain_target
+from kdtree_nb.train.drafter.target import engine_target, fast_dtype, plain_target
 from kdtree_nb.train.drafter.trainer import Texts, Trainer, block_loss, sample_blocks
 from kdtree_nb.train.nano.checkpoint import MAX_FILE_BYTES
 from kdtree_nb.train.plain_model import PlainModel, import_tensors
@@ -43,10 +43,10 @@ def texts(tiny) -> Texts:
     return Texts(tokens, torch.tensor(lengths), "the tests' own")
 
 
-def trainer_for(tiny, texts, shape=SHAPE, keep_features=True, **recipe):
+def trainer_for(tiny, texts, shape=SHAPE, keep_features=True, dtype=torch.float32, **recipe):
     config = shape.config(tiny.config, MASK)
     fields = {"num_steps": 12, "batch_texts": 4, "anchors": 6, "block_sizes": (6, 6, 3)} | recipe
-    return Trainer(config, Recipe(**fields), engine_target(tiny, config.target_layer_ids), texts, keep_features)
+    return Trainer(config, Recipe(**fields), engine_target(tiny, config.target_layer_ids, dtype), texts, keep_features)
 
 
 KINDS = {
@@ -137,6 +137,27 @@ def test_a_run_repeats_itself_and_another_seed_does_not(tiny, texts):
         trainer.run(5)
         curves.append([point["nats_per_token"] for point in trainer.train_curve])
     assert curves[0] == curves[1] != curves[2] and len(curves[0]) == 5
+
+
+def test_activations_of_bfloat16_learn_about_the_same(tiny, texts):
+    curves = []
+    for dtype in (torch.float32, torch.bfloat16):
+        trainer = trainer_for(tiny, texts, dtype=dtype, num_steps=20)
+        trainer.run(20)
+        assert {value.dtype for value in trainer.network.state_dict().values()} == {torch.float32}
+        curves.append([point["nats_per_token"] for point in trainer.train_curve])
+    assert curves[0] != curves[1] and abs(np.mean(curves[0][-8:]) - np.mean(curves[1][-8:])) < 0.3
+    assert fast_dtype(torch.device("cuda")) == torch.bfloat16
+
+
+def test_losses_by_depth_are_those_of_whole_blocks(tiny, texts):
+    trainer = trainer_for(tiny, texts, block_sizes=(6,), num_steps=1)
+    trainer.loss = lambda *args: (block_loss(*args)[0], torch.arange(5.0).expand(4, 6, 5).clone())
+    trainer.run(1)
+    assert trainer.train_curve[0]["by_depth"] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    short = trainer_for(tiny, texts, block_sizes=(3,), num_steps=1)
+    short.run(1)
+    assert short.train_curve[0]["by_depth"] == [None] * 5
 
 
 def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(tiny, texts, tmp_path):

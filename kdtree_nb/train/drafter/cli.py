@@ -15,7 +15,7 @@ import torch
 from kdtree_nb.errors import CheckpointError
 from kdtree_nb.kdtr import write_atomically
 from kdtree_nb.train.drafter.recipe import PRESETS, Preset
-from kdtree_nb.train.drafter.target import plain_target
+from kdtree_nb.train.drafter.target import fast_dtype, plain_target
 from kdtree_nb.train.drafter.trainer import Texts, Trainer
 from kdtree_nb.train.nano.continuations import load_continuations
 from kdtree_nb.train.nano.export import RECORD, file_hash, folder_fingerprint, load_plain
@@ -94,10 +94,9 @@ def make_trainer(args: argparse.Namespace, preset: Preset) -> Trainer:
         )
     model = load_plain(args.target, device)
     config = preset.shape.config(model.config, args.mask_token)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     digest = json.dumps(found.metadata, sort_keys=True)
     texts = Texts(torch.from_numpy(found.tokens), torch.from_numpy(found.prompt_len), digest)
-    target = plain_target(model, config.target_layer_ids, dtype)
+    target = plain_target(model, config.target_layer_ids, fast_dtype(device))
     return Trainer(config, preset.recipe, target, texts, keep_features=not args.recompute)
 
 
@@ -122,6 +121,7 @@ def make_record(trainer: Trainer, command: str, target: str) -> dict[str, Any]:
         "command": command,
         "date": datetime.date.today().isoformat(),
         "device": device,
+        "dtype": str(trainer.target.embedding.dtype),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "target": target,
         "texts": json.loads(trainer.texts.digest),

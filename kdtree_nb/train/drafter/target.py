@@ -26,6 +26,12 @@ class FrozenTarget(NamedTuple):
         return self.embedding.device
 
 
+def fast_dtype(device: torch.device) -> torch.dtype:
+    """BF16 where the device multiplies matrices of it fast: GPUs, and CPUs with instructions for it (4 times FP32)."""
+    is_fast = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()
+    return torch.bfloat16 if is_fast else torch.float32
+
+
 def plain_target(model: PlainModel, layers: Sequence[int], dtype: torch.dtype) -> FrozenTarget:
     """Of a model in plain PyTorch, whose hidden states are computed in `dtype`."""
 
@@ -37,12 +43,14 @@ def plain_target(model: PlainModel, layers: Sequence[int], dtype: torch.dtype) -
     return FrozenTarget(*(weight.detach().to(dtype) for weight in weights), features)
 
 
-def engine_target(model: Model, layers: Sequence[int]) -> FrozenTarget:
-    """Of an engine's model: the very bits that the drafter will be given."""
+def engine_target(model: Model, layers: Sequence[int], dtype: torch.dtype | None = None) -> FrozenTarget:
+    """Of an engine's model: the very bits that the drafter will be given, rounded to `dtype` where that is another."""
+    dtype = model.dtype if dtype is None else dtype
 
     def features(texts: torch.Tensor) -> torch.Tensor:
-        return torch.cat(text_hidden(model, texts, layers), -1).clone()  # no longer a tensor of inference mode
+        states = torch.cat(text_hidden(model, texts, layers), -1)
+        return torch.empty_like(states, dtype=dtype).copy_(states)  # no longer a tensor of inference mode
 
     one = torch.eye(model.config.hidden_size, dtype=model.dtype, device=model.device)
     head = ops.linear(one, model.head).T.contiguous()  # the packed weights, out of their blocks
-    return FrozenTarget(model.embedding, head, features)
+    return FrozenTarget(model.embedding.to(dtype), head.to(dtype), features)

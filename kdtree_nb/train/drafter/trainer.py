@@ -74,12 +74,11 @@ def sample_blocks(
     return Blocks(tokens.gather(1, anchor), anchor, size, target, weight)
 
 
-def drafter_optimizers(network: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices, AdamW for the norms."""
+def drafter_optimizers(network: nn.Module, recipe: Recipe, compute_dtype: torch.dtype) -> list[torch.optim.Optimizer]:
+    """Muon, which orthogonalises in compute_dtype, for the matrices; AdamW for the norms."""
     is_cuda = next(network.parameters()).is_cuda
     matrices = [p for p in network.parameters() if p.ndim > 1]
     norms = [p for p in network.parameters() if p.ndim == 1]
-    compute_dtype = torch.bfloat16 if is_cuda else torch.float32
     adam = torch.optim.AdamW(norms, lr=recipe.adam_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=is_cuda)
     optimizers = [Muon(matrices, recipe.muon_lr, 0.95, recipe.weight_decay, compute_dtype), adam]
     for group in (g for optimizer in optimizers for g in optimizer.param_groups):
@@ -91,7 +90,7 @@ class Trainer:
     """A drafter on its way. `step` steps are done.
 
     train_curve: {"step", "nats_per_token", "by_depth"}, means over the steps since the point before: weighted as the
-    loss is, and for each depth of whole blocks
+    loss is, and for each depth of whole blocks (None where there were none)
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class Trainer:
         _check_texts(self.tokens, self.prompt_len)
         torch.manual_seed(recipe.seed)
         self.network = DrafterNetwork(config).to(device)
-        self.optimizers = drafter_optimizers(self.network, recipe)
+        self.optimizers = drafter_optimizers(self.network, recipe, target.embedding.dtype)
         self.forward: Callable = self.network
         self.loss: Callable = block_loss
         self.step, self.train_s = 0, 0.0
@@ -145,8 +144,9 @@ class Trainer:
         loss, nats = self.loss(hidden, self.target.head, blocks.target, blocks.weight)
         loss.backward()
         apply_update(self.optimizers, lr_share(self.step, recipe.num_steps, recipe.warmup_share, recipe.final_lr_share))
-        whole = (blocks.weight > 0).all(-1)
-        self._seen.append((loss.detach(), nats.detach()[whole].mean(0)))
+        whole = (blocks.weight > 0).all(-1, keepdim=True)
+        by_depth = (nats.detach() * whole).sum((0, 1)) / whole.sum()  # NaN where no block is whole
+        self._seen.append((loss.detach(), by_depth))
         self.step += 1
 
     def drafter(self) -> DFlash:
@@ -185,8 +185,8 @@ class Trainer:
 
     def _identity(self) -> dict[str, Any]:
         recipe = dataclasses.asdict(self.recipe) | {"block_sizes": list(self.recipe.block_sizes)}
-        device = self.target.device.type
-        return {"config": self.config.to_fields(), "recipe": recipe, "texts": self.texts.digest, "device": device}
+        place = {"device": self.target.device.type, "dtype": str(self.target.embedding.dtype)}
+        return {"config": self.config.to_fields(), "recipe": recipe, "texts": self.texts.digest, **place}
 
     def _tensors(self) -> list[tuple[str, torch.Tensor]]:
         found = [(f"model.{name}", value) for name, value in self.network.state_dict().items()]
@@ -212,7 +212,7 @@ class Trainer:
             if not math.isfinite(loss):
                 raise FloatingPointError(f"train: expected a finite loss, got {loss} at step {self.step}")
             nats = torch.stack([nats.cpu() for _, nats in self._seen]).nanmean(0)
-            by_depth = [round(value, 4) for value in nats.tolist()]
+            by_depth = [None if math.isnan(value) else round(value, 4) for value in nats.tolist()]
             self.train_curve.append({"step": self.step, "nats_per_token": loss, "by_depth": by_depth})
             self._seen = []
             progress.set_postfix(nats_per_token=f"{loss:.3f}")
