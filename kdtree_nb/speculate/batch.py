@@ -136,19 +136,23 @@ class Batch:
             tree = tree_from_candidates(self, draft)
         if not self.all_running:
             tree.num_nodes.mul_(self.active)
-        self._cut(tree)
-        return tree
+        return self._cut(tree)
 
-    def _cut(self, tree: DraftTree) -> None:
+    def _cut(self, tree: DraftTree) -> DraftTree:
         """Leave out the nodes that cost more time than they save, where the budget is "auto"."""
         cutter = self.mode.cutter
         if cutter is None:
-            return
+            return tree
         if tree.num_nodes.is_cuda:
             tree.num_nodes.copy_(cutter.on_device(tree, self.active, self.prefix_len))
-            return
+            return tree
         lengths = [len(s.tokens) - 1 for s in self.running]
-        tree.num_nodes.numpy()[:] = cutter.on_host(tree, len(lengths), sum(lengths) / len(lengths))
+        counts = cutter.on_host(tree, len(lengths), sum(lengths) / len(lengths))
+        tree.num_nodes.numpy()[:] = counts
+        if len(counts) > 1:
+            return tree
+        fields = (tree.token, tree.parent, tree.depth, tree.log_prob, tree.ancestor_bits)
+        return DraftTree(*(field[:, : counts[0]] for field in fields), tree.num_nodes)
 
     @timed("verify")
     def verify(self, tree: DraftTree) -> Verified:

@@ -224,23 +224,32 @@ def test_one_to_ten_streams(models, prompts, ar, monkeypatch, kind, num_streams)
 
 
 @pytest.mark.parametrize("kind", ["host", "device"])
-def test_every_step_is_cut_where_brute_force_cuts_it(models, prompts, ar, monkeypatch, kind, device):
-    """Against steps of the full budget, replayed: the same context gives the same tree."""
+def test_every_step_is_cut_where_brute_force_cuts_it(models, prompts, ar, monkeypatch, kind):
     model = models("tiny2")
     drafter = make_drafter("skip gram", [g.tokens for g in ar("tiny2")], model.config.vocab_size)
     monkeypatch.setattr(engine_module, "_kind", lambda use_graphs, device: getattr(engine_module, kind.upper()))
-    cost = linear_cost(model, kind, drafter, 0.05)
-    records = []
+    cost, seen, records = linear_cost(model, kind, drafter, 0.05), [], []
+    name = "on_device" if kind == "device" or model.device.type == "cuda" else "on_host"
+    choose = getattr(Cutter, name)
+
+    def watched(self, tree, active, prefix_len):
+        counts = choose(self, tree, active, prefix_len)
+        seen.append((tree.log_prob.clone(), tree.num_nodes.tolist(), counts))
+        return counts
+
+    monkeypatch.setattr(Cutter, name, watched)
     engine = Engine(model, drafter, "auto", cost=cost)
     engine.generate_ddtree(prompts["tiny2"][0], 24, stop_token_ids=(), on_step=records.append)
-    assert len(records) > 3
-    for record in records:
-        tree = record.tree
-        whole = int((tree.depth[0] >= 0).sum())  # what was built is still behind the cut
-        full = dataclasses.replace(tree, num_nodes=torch.tensor([whole], dtype=torch.int32))
-        seconds = [cost.seconds(1, 1, n, 17 if kind == "device" else 0) if n else NEVER_S for n in range(whole + 1)]
-        best = max(range(1, whole + 1), key=lambda n: (rate_of(full, [n], seconds), -n))
-        assert int(tree.num_nodes[0]) == best
+    taken = [(log_prob, whole, [int(n) for n in counts]) for log_prob, whole, counts in seen if whole[0] > 0]
+    assert len({counts[0] for _, _, counts in taken}) > 1
+    assert [int(r.tree.num_nodes[0]) for r in records if r.tree.num_nodes[0] > 1] == [
+        c[0] for *_, c in taken if c[0] > 1
+    ]
+    for log_prob, (whole,), counts in taken:
+        expected = log_prob[0].exp().cumsum(0).tolist()
+        seconds = [cost.seconds(1, 1, n, 17 if kind == "device" else 0) for n in range(1, whole + 1)]
+        rates = [e / s for e, s in zip(expected, seconds, strict=False)]
+        assert counts == [1 + rates.index(max(rates))]
 
 
 def test_a_chain_has_one_node_per_depth(models, prompts, ar, monkeypatch, device):
