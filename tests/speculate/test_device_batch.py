@@ -38,6 +38,20 @@ def skip_gram(prompts, ar):
     return drafters.SkipGram(sum(texts, []), 331, depth=5, min_count=2)
 
 
+@pytest.fixture
+def dflash():
+    """A drafter on the device that sees hidden states of tiny2; untrained."""
+    sizes = {"hidden_size": 192, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    heads = {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 331, "block_size": 8}
+    return drafters.DFlash.random(drafters.DFlashConfig(**sizes, **heads, target_layer_ids=(1, 4), mask_token_id=330))
+
+
+def test_a_drafter_that_sees_hidden_states_is_launched_ahead(tiny2, prompts, ar, dflash, calls):
+    got = device_engine(tiny2, dflash).generate_ddtree(prompts["tiny2"], NUM_TOKENS, stop_token_ids=())
+    assert [g.tokens for g in got] == [w.tokens for w in ar("tiny2")]
+    assert calls[:LOOKAHEAD] == ["launch"] * LOOKAHEAD and calls.count("launch") == calls.count("wait")
+
+
 def assert_same(got, want, count=None):
     assert got.tokens == want.tokens[:count]
     if got.logits is not None:
@@ -339,11 +353,12 @@ class TestGpu:
         if device.type != "cuda":
             pytest.skip("the GPU's turn comes")
 
-    @pytest.mark.parametrize("drafting", ["ar", "drafter on the device", "drafter on the host"])
-    def test_no_step_waits_for_the_gpu(self, tiny2, prompts, ar, skip_gram, drafting):
+    @pytest.mark.parametrize("drafting", ["ar", "drafter on the device", "with hidden states", "drafter on the host"])
+    def test_no_step_waits_for_the_gpu(self, tiny2, prompts, ar, skip_gram, dflash, drafting):
         """Neither a wait of torch nor, in the profile of the CUDA calls, any other but that for an older record."""
         want = [g.tokens for g in ar("tiny2")]
-        drafter = {"ar": None, "drafter on the device": skip_gram}.get(drafting, drafters.Oracle(want))
+        known = {"ar": None, "drafter on the device": skip_gram, "with hidden states": dflash}
+        drafter = known.get(drafting, drafters.Oracle(want))
         engine = device_engine(tiny2, drafter)
         options = {"budget": 0 if drafting == "ar" else 16, "stop_token_ids": ()}
         engine.generate_ddtree(prompts["tiny2"], NUM_TOKENS, **options)  # captures
