@@ -16,7 +16,7 @@ _CPU = (
     Target("cpu", "verify_rows", "a 17-row verify costs at most 4 AR steps",
            times_faster("one 17-row verify", "4 AR steps"), 1.0),
     Target("cpu", "tree_build", "tree_build is at least 20x faster than Python's heapq",
-           times_faster("native", "heapq"), 20.0),
+           times_faster("native", "heapq"), 20.0, open="19 to 20.5 times from run to run"),
     Target("cpu", "ngram_ddtree", "NGram DDTree is faster than AR on repetitive text",
            times_faster("DDTree", "AR"), 1.0),
 )  # fmt: skip
