@@ -98,4 +98,8 @@ def test_judge_prints_what_a_record_reaches(capsys):
     (path,) = viz.records.BENCHMARKS.glob("amd-*.json")
     assert cli.main(["bench", "--judge", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 + len(bench.targets_of("cpu")) and all("1 of 1" in line for line in lines[2:])
+    targets = bench.targets_of("cpu")
+    assert len(lines) == 2 + len(targets)
+    for target, line in zip(targets, lines[2:], strict=True):
+        assert target.claim in line
+        assert "1 of 1" in line or (target.open and f"**missed** (0 of 1) {target.open}" in line)
