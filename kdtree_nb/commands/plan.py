@@ -72,6 +72,7 @@ def _fields(plan: Plan, model: ModelConfig, num_tokens: int, device: str, memory
             for p in plan.parts
         ],
         "cache_bytes_per_token": plan.cache_bytes_per_token,
+        "int4_layer_bytes": plan.int4_layer_bytes,
         "tokens": num_tokens,
         "device": device,
         "device_bytes": memory,
@@ -90,6 +91,11 @@ def _table(plan: Plan, fields: dict[str, Any]) -> str:
     lines.append(
         f"latent cache: {plan.cache_bytes_per_token:,} bytes a token, {cache / GIB:.2f} GiB for {fields['tokens']:,}"
     )
+    if plan.int4_layer_bytes:
+        lines.append(
+            f"not counted below: a layer's INT4 experts as floats while they are used, up to "
+            f"{plan.int4_layer_bytes / GIB:.2f} GiB over all ranks"
+        )
     where, num_ranks = f"{fields['device']} ({fields['device_bytes'] / GIB:.1f} GiB)", fields["tensor_parallel_size"]
     if num_ranks is None:
         lines.append(f"{where}: does not fit, not even split over eight such devices")

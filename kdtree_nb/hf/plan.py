@@ -41,10 +41,13 @@ class Plan:
     """What a model takes on a device in one dtype of activations.
 
     cache_bytes_per_token: of the latent cache, all layers, for one token of one stream; whole on every rank
+    int4_layer_bytes:      what INT4 experts of one layer take as floats, at most, while a forward uses them; not
+                           counted in what fits
     """
 
     parts: tuple[Part, ...]
     cache_bytes_per_token: int
+    int4_layer_bytes: int = 0
 
     @property
     def num_parameters(self) -> int:
@@ -72,7 +75,8 @@ class Plan:
 
 
 def make_plan(config: HfConfig, value_bytes: int) -> Plan:
-    """The plan for activations and weights of value_bytes bytes a value (4 or 2). INT4 weights stay INT4."""
+    """The plan for activations and weights of value_bytes bytes a value (4 or 2). Routed experts in INT4 stay INT4; any
+    other quantised weight is loaded as floats."""
     found: dict[tuple[str, str], list[int]] = {}
     for name, shape in weights(config.model):
         part = part_of(name)
@@ -84,7 +88,7 @@ def make_plan(config: HfConfig, value_bytes: int) -> Plan:
         entry[1] += num_bytes
         entry[2] += 0 if part in _WHOLE_ON_EVERY_RANK or _is_latent(name) else num_bytes
     parts = tuple(Part(part, dtype, *sums) for (part, dtype), sums in sorted(found.items(), key=_by_part))
-    return Plan(parts, _cache_bytes(config.model, value_bytes))
+    return Plan(parts, _cache_bytes(config.model, value_bytes), _int4_layer_bytes(config, parts, value_bytes))
 
 
 def part_of(name: str) -> str:
@@ -98,7 +102,7 @@ def _by_part(item: tuple[tuple[str, str], list[int]]) -> tuple[int, str]:
 
 
 def _is_int4(config: HfConfig, name: str) -> bool:
-    if not isinstance(config.quantization, Int4Groups) or not name.endswith("_proj.weight"):
+    if not isinstance(config.quantization, Int4Groups) or part_of(name) != "routed experts":
         return False
     return config.quantization.covers(config.prefix + name.removesuffix(".weight"))
 
@@ -118,6 +122,13 @@ def _value_bytes(name: str, value_bytes: int) -> int:
 
 def _dtype_name(part: str, name: str, value_bytes: int) -> str:
     return "float32" if _value_bytes(name, value_bytes) == 4 else "bfloat16"
+
+
+def _int4_layer_bytes(config: HfConfig, parts: tuple[Part, ...], value_bytes: int) -> int:
+    if all(part.dtype != "int4" for part in parts):
+        return 0
+    model = config.model
+    return value_bytes * model.n_routed_experts * 3 * model.hidden_size * model.moe_intermediate_size
 
 
 def _cache_bytes(config: ModelConfig, value_bytes: int) -> int:

@@ -95,3 +95,17 @@ def test_bad_options(capsys, folder, args):
 def test_no_folder(capsys, tmp_path):
     status, out = run(capsys, tmp_path / "none")
     assert status == 2 and "config.json" in out.err
+
+
+def test_int4_experts_as_floats_are_named(capsys, folder):
+    status, out = run(capsys, folder, "--json")
+    assert status == 0 and json.loads(out.out)["int4_layer_bytes"] == 384 * 3 * 7168 * 2048 * 2
+    status, out = run(capsys, folder)
+    assert "not counted below" in out.out
+    assert make_plan(parse_config(K26, "here"), 2).int4_layer_bytes == 0
+
+
+def test_only_routed_experts_stay_int4():
+    """A checkpoint that quantises everything: what the engine loads as floats is planned as floats."""
+    plan = make_plan(parse_config(K26 | {"quantization_config": INT4 | {"ignore": []}}, "here"), 2)
+    assert {part.name for part in plan.parts if part.dtype == "int4"} == {"routed experts"}
