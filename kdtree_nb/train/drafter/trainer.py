@@ -111,8 +111,12 @@ class Trainer:
         self._features = self._all_features() if keep_features else None
 
     def _all_features(self, num_at_once: int = 256) -> torch.Tensor:
-        """Of all texts [N, T, nD]."""
-        return torch.cat([self.target.features(part.long()) for part in self.tokens.split(num_at_once)])
+        """Of all texts [N, T, nD], written in place: they can be most of the memory there is."""
+        first = self.target.features(self.tokens[:1].long())
+        features = first.new_empty(len(self.tokens), *first.shape[1:])
+        for part, place in zip(self.tokens.split(num_at_once), features.split(num_at_once), strict=True):
+            place.copy_(self.target.features(part.long()))
+        return features
 
     def compile(self) -> None:
         """Compile the layers and the loss; worth it for runs of minutes on a GPU."""
