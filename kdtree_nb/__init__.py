@@ -1,7 +1,8 @@
 """kdtree_nb: exact speculative decoding with draft trees, over native kernels.
 
-Public names: `Engine`, `Sampling`, `load_model`, `ops`, `drafters`, `integrations`, `reference`, `viz`. They are
-imported on first use, so that `import kdtree_nb` costs nothing and `kdtree_nb.reference` works without torch.
+Public names: `Engine`, `Sampling`, `load_model`, `ops`, `drafters`, `speculate`, `train`, `bench`, `integrations`,
+`reference`, `viz`. They are imported on first use, so that `import kdtree_nb` costs nothing and `kdtree_nb.reference`
+works without torch.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["Engine", "Sampling", "drafters", "integrations", "load_model", "ops", "reference", "viz"]
+__all__ = [
+    "Engine", "Sampling", "bench", "drafters", "integrations", "load_model", "ops", "reference", "speculate", "train",
+    "viz",
+]  # fmt: skip
 
 _MODULES = {
     "Engine": "kdtree_nb.speculate",
@@ -17,6 +21,9 @@ _MODULES = {
     "load_model": "kdtree_nb.model",
     "ops": "kdtree_nb.native.ops",
     "drafters": "kdtree_nb.drafters",
+    "speculate": "kdtree_nb.speculate",
+    "train": "kdtree_nb.train",
+    "bench": "kdtree_nb.bench",
     "integrations": "kdtree_nb.integrations",
     "reference": "kdtree_nb.reference",
     "viz": "kdtree_nb.viz",

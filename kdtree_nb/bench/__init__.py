@@ -1,5 +1,6 @@
 """Benchmarks: each claim about speed as raw samples of interleaved contenders, checked for agreement before timing."""
 
+from kdtree_nb.bench import acceptance, coverage, prompt_sets
 from kdtree_nb.bench.cuda_groups import cuda_groups
 from kdtree_nb.bench.device_targets import TARGETS, targets_of
 from kdtree_nb.bench.groups import GROUPS
@@ -18,10 +19,13 @@ __all__ = [
     "Measurement",
     "Target",
     "Verdict",
+    "acceptance",
+    "coverage",
     "cuda_groups",
     "judge",
     "make_record",
     "markdown_table",
+    "prompt_sets",
     "ratio",
     "run_groups",
     "targets_of",

@@ -60,18 +60,16 @@ def acceptance_by_budget(effort: Effort) -> list[Measurement]:
             acceptance.check(model, drafter, prompts, found, CHAIN)
             acceptance.check(model, drafter, prompts, found, budgets[-1])
             params = {"model": "tiny", "set": name, "num_texts": len(texts), "num_tokens": effort.num_tokens}
-            results += accepted("acceptance", drafter, found, params)
+            results += accepted(f"acceptance/{type(drafter).__name__}", found.report(), params)
     return results
 
 
-def accepted(
-    group: str, drafter: AnyDrafter, found: acceptance.Acceptance, params: dict[str, Any]
-) -> list[Measurement]:  # fmt: skip
-    """A measurement of tau for each budget, with its other figures among the params."""
+def accepted(name: str, report: Sequence[dict[str, Any]], params: dict[str, Any]) -> list[Measurement]:
+    """A measurement of tau for each budget of `Acceptance.report`, with its other figures among the params."""
     results = []
-    for figures in found.report():
-        tau = figures.pop("tau")
-        results.append(Measurement(f"{group}/{type(drafter).__name__}", [tau], {**params, **figures}, "token"))
+    for entry in report:
+        figures = {field: value for field, value in entry.items() if field != "tau"}
+        results.append(Measurement(name, [entry["tau"]], {**params, **figures}, "token"))
     return results
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 HELP = "tokens per target forward of a drafter on held-out prompts, by budget"
 EPILOG = """With the budgets of --check the engine decodes every prompt too: its tokens must be those of AR, its steps
 those that were worked out. --times N decodes the first N prompts of each set by the clock: AR, the chain, every budget
-and auto.
+and auto. What is written is a record that `viz.load_record` reads, with the figures of each set in full beside it.
 
 example:
   kdtree-nb evaluate --model nano-k2 --drafter nano-k2 --device cuda --dtype bfloat16 --prompts packed --corpus \\
@@ -44,12 +44,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", nargs="*", default=["chain"], metavar="B", help="chain or budgets (default: chain)")
     parser.add_argument("--times", type=int, default=0, metavar="N", help="prompts of a set to decode by the clock")
     parser.add_argument("--coverage", action="store_true", help="count the distinct experts by rows")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the JSON object")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="record to write: .json file, or folder")
     parser.add_argument("--json", action="store_true", help="print it")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate, print a table, write the JSON object."""
+    """Evaluate, print a table, write the record."""
+    import json
+
+    from kdtree_nb import bench
     from kdtree_nb.bench import acceptance
 
     drafter = common.make_drafter(args.drafter)
@@ -61,17 +64,26 @@ def run(args: argparse.Namespace) -> int:
     checked = tuple(_budget(word) for word in args.check)
     prompts = {name: found.prompts for name, found in sets.items()}
     show = not args.json
-    result: dict[str, Any] = {
-        "model": args.model, "dtype": args.dtype, "drafter": args.drafter, **_where(args),
-        "sources": {name: found.source for name, found in sets.items()},
-        "sets": acceptance.evaluate(model, drafter, prompts, args.max_new_tokens, budgets, checked, show),
-        **_more(args, model, drafter, prompts, budgets),
+    found = acceptance.evaluate(model, drafter, prompts, args.max_new_tokens, budgets, checked, show)
+    measured = [*_taus(args, drafter, found), *_more(args, model, drafter, prompts, budgets)]
+    record = bench.make_record(measured, command(args), model.device.type) | {
+        "model": args.model, "dtype": args.dtype, "drafter": args.drafter,
+        "sources": {name: found.source for name, found in sets.items()}, "sets": found,
     }  # fmt: skip
-    text = json.dumps(result)
     if args.out:
-        args.out.write_text(text, encoding="utf-8")
-    print(text if args.json else _table(result))
+        bench.write_record(record, args.out)
+    print(json.dumps(record) if args.json else _table(record))
     return 0
+
+
+def command(args: argparse.Namespace) -> str:
+    """The command as typed, without the places of files."""
+    words = ["kdtree-nb", "evaluate", "--model", Path(args.model).name, "--drafter", Path(args.drafter).name]
+    words += ["--device", args.device, "--dtype", args.dtype, "--prompts", args.prompts]
+    words += ["--num-prompts", args.num_prompts, "--max-new-tokens", args.max_new_tokens]
+    words += ["--budgets", *args.budgets] if args.budgets else []
+    words += ["--check", *args.check, "--times", args.times, *(["--coverage"] if args.coverage else [])]
+    return shlex.join(map(str, words))
 
 
 def _budget(word: str) -> int | str:
@@ -101,38 +113,38 @@ def _sets(args: argparse.Namespace, model: Model) -> dict[str, PromptSet]:
     return {kind: sets.pinned_prompts(manifest, encode, kind, count) for kind, count in counts.items()}
 
 
-def _where(args: argparse.Namespace) -> dict[str, Any]:
-    """Device and versions."""
-    from kdtree_nb.bench import record
-    from kdtree_nb.native.devices import device_label
+def _taus(args: argparse.Namespace, drafter: AnyDrafter, sets: dict[str, Any]) -> list[Measurement]:
+    """Tokens per target forward by set and budget, of the drafter and of prompt lookup."""
+    from kdtree_nb.bench.budget_groups import accepted
 
-    kind = args.device.partition(":")[0]
-    return {"device": device_label(args.device), "versions": record.versions(kind), "commit": record.commit()}
+    results = []
+    for name, found in sets.items():
+        params = {"model": Path(args.model).name, "set": name, "dtype": args.dtype}
+        params |= {field: found[field] for field in ("num_texts", "num_tokens")}
+        results += accepted(f"acceptance/{type(drafter).__name__}", found["budgets"], params)
+        results += accepted("acceptance/prompt lookup", found["prompt_lookup"], params)
+    return results
 
 
 def _more(
     args: argparse.Namespace, model: Model, drafter: AnyDrafter, prompts: dict[str, list[list[int]]],
     budgets: tuple[int, ...],
-) -> dict[str, Any]:  # fmt: skip
+) -> list[Measurement]:  # fmt: skip
     """What takes the clock, or a forward over trees: only where it was asked for."""
     from kdtree_nb.bench import acceptance, budget_groups
     from kdtree_nb.bench.runner import Effort
 
-    found: dict[str, list[Measurement]] = {}
-    for name, of_set in prompts.items() if args.times else ():
-        effort = Effort(num_rounds=3, num_tokens=args.max_new_tokens)
-        params = {"model": args.model, "set": name, "dtype": args.dtype}
-        chosen = of_set[: args.times]
-        found["times"] = found.get("times", []) + budget_groups.sweep(
-            "budget_sweep", model, drafter, chosen, budgets, effort, params
-        )
-    for name, of_set in prompts.items() if args.coverage else ():
-        texts = acceptance.decode_texts(model, of_set[:8], args.max_new_tokens)
-        params = {"model": args.model, "set": name}
-        found["coverage"] = found.get("coverage", []) + budget_groups.covered(
-            "expert_coverage", model, drafter, of_set[:8], texts, params
-        )
-    return {name: [m.to_dict() for m in measured] for name, measured in found.items()}
+    found: list[Measurement] = []
+    for name, of_set in prompts.items():
+        params = {"model": Path(args.model).name, "set": name, "dtype": args.dtype}
+        if args.times:
+            effort, chosen = Effort(num_rounds=3, num_tokens=args.max_new_tokens), of_set[: args.times]
+            more = {**params, "drafter": type(drafter).__name__}
+            found += budget_groups.sweep("budget_sweep", model, drafter, chosen, budgets, effort, more)
+        if args.coverage:
+            texts = acceptance.decode_texts(model, of_set[:8], args.max_new_tokens)
+            found += budget_groups.covered("expert_coverage", model, drafter, of_set[:8], texts, params)
+    return found
 
 
 def _table(result: dict[str, Any]) -> str:
@@ -148,7 +160,7 @@ def _table(result: dict[str, Any]) -> str:
         for label, entry in rows:
             taus = "".join(f"{entry[key]:8.2f}" for key in _TAUS)
             lines.append(f"{label:>14}{taus}{entry['expected']:10.2f}{entry['accepted']:10.2f}")
-    for measured in result.get("times", []):
+    for measured in result["results"]:
         if measured["unit"] == "s":
             rate = measured["params"]["num_texts"] * measured["params"]["num_tokens"] / sorted(measured["samples"])[1]
             lines.append(f"{measured['params']['set']:>14} {measured['name']:30}{rate:10.0f} tokens/s")

@@ -5,6 +5,7 @@ from kdtree_nb.viz import exercise, gpu
 from kdtree_nb.viz.acceptance import draw_acceptance
 from kdtree_nb.viz.budget import best_budget, plot_by_budget, plot_choice, plot_coverage
 from kdtree_nb.viz.mask import draw_mask
+from kdtree_nb.viz.recorded import Sweep, by_budget, coverage_by_rows, plot_breakdown, sweep
 from kdtree_nb.viz.records import Record, Result, load_record, load_records
 from kdtree_nb.viz.source import show_source
 from kdtree_nb.viz.speedup import plot_speedup
@@ -23,7 +24,7 @@ from kdtree_nb.viz.theme import (
     use_theme,
 )
 from kdtree_nb.viz.timing import compare, measure, speedup
-from kdtree_nb.viz.training import load_training, plot_expert_load, plot_training
+from kdtree_nb.viz.training import load_training, plot_depths, plot_expert_load, plot_training
 from kdtree_nb.viz.tree import draw_tree, readable
 
 __all__ = [
@@ -36,8 +37,11 @@ __all__ = [
     "RED",
     "Record",
     "Result",
+    "Sweep",
     "best_budget",
+    "by_budget",
     "compare",
+    "coverage_by_rows",
     "device",
     "device_label",
     "draw_acceptance",
@@ -51,15 +55,18 @@ __all__ = [
     "load_records",
     "load_training",
     "measure",
-    "plot_expert_load",
+    "plot_breakdown",
     "plot_by_budget",
     "plot_choice",
     "plot_coverage",
+    "plot_depths",
+    "plot_expert_load",
     "plot_lines",
     "plot_speedup",
     "plot_training",
     "readable",
     "show_source",
     "speedup",
+    "sweep",
     "use_theme",
 ]

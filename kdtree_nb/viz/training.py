@@ -65,6 +65,19 @@ def plot_expert_load(record: Mapping[str, Any]) -> Figure:
     return fig
 
 
+def plot_depths(record: Mapping[str, Any], depths: Sequence[int] = (1, 2, 4, 8, 15)) -> Figure:
+    """Cross-entropy of a drafter's guesses over steps, a line for each depth that its blocks have."""
+    curve = record["train_curve"]
+    deepest = max(len(point["by_depth"]) for point in curve)
+    fig, ax = figure()
+    for index, depth in enumerate(d for d in depths if d <= deepest):
+        points = [(p["step"], p["by_depth"][depth - 1]) for p in curve if p["by_depth"][depth - 1] is not None]
+        ax.plot(*zip(*points, strict=True), color=CYCLE[index % len(CYCLE)], label=f"depth {depth}")
+    ax.set(xlabel="step", ylabel="nats per token", ylim=(0, None))
+    ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return fig
+
+
 def bytes_per_token(record: Mapping[str, Any]) -> float:
     """Bytes of training text behind a token, on average."""
     train = record["corpus"]["streams"]["train"]

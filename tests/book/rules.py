@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-PUBLIC_NAMES = {"Engine", "Sampling", "load_model", "ops", "drafters", "integrations", "reference", "viz"}
+PUBLIC_NAMES = {
+    "Engine", "Sampling", "load_model", "ops", "drafters", "speculate", "train", "bench", "integrations", "reference",
+    "viz",
+}  # fmt: skip
 HIDING_TAGS = {"hide-input", "hide-cell", "remove-input", "remove-cell"}
 HEADINGS = ("Predict", "What surprised us", "Exercises", "Summary")
 MAX_CODE_CELLS = 25

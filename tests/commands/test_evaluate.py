@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from kdtree_nb import cli
+from kdtree_nb import cli, viz
 from kdtree_nb.bench import budget_groups, prompt_sets
 from kdtree_nb.train.nano.tokenizer import EOS
 from kdtree_nb.train.nano.tokens import TokenCorpus
@@ -30,9 +30,15 @@ def test_everything_as_json(capsys, tmp_path, monkeypatch):
     assert cli.main([*QUICK, *more]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads(out.read_text()) and found["sets"].keys() == {"code", "repetitive"}
-    assert {m["name"].partition("/")[0] for m in found["times"]} == {"budget_sweep", "budget_sweep_tau"}
-    assert {m["params"]["rows"] for m in found["coverage"]} == {1, 3}
+    groups = ["acceptance", "budget_sweep", "budget_sweep_tau", "expert_coverage"]
+    assert sorted({m["name"].partition("/")[0] for m in found["results"]}) == groups
+    assert {m["params"]["rows"] for m in found["results"] if "rows" in m["params"]} == {1, 3}
     assert found["sources"]["code"]["file"] == "prompts.json"
+    record = viz.load_record(out)
+    tau = record.find("acceptance/SkipGram", set="code", budget=4)
+    assert [tau.median] == [e["tau"] for e in found["sets"]["code"]["budgets"] if e["budget"] == 4]
+    assert record.find("acceptance/prompt lookup", set="code", budget="chain").params["num_tokens"] == 12
+    assert record.command.startswith("kdtree-nb evaluate --model tiny") or "_NUM_THREADS=" in record.command
 
 
 @pytest.mark.parametrize(

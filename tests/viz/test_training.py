@@ -57,3 +57,11 @@ def test_records_without_curves_are_refused(tmp_path):
         viz.load_training(tmp_path)
     with pytest.raises(ValueError, match="expected at least one run, got none"):
         viz.plot_training({})
+
+
+def test_a_line_for_each_depth():
+    curve = [{"step": s, "nats_per_token": 1.0, "by_depth": [1 / s, None if s == 1 else 2 / s]} for s in (1, 2, 3)]
+    ax = viz.plot_depths({"train_curve": curve}, depths=(1, 2, 8)).axes[0]
+    first, second = ax.get_lines()
+    assert list(first.get_ydata()) == [1.0, 1 / 2, 1 / 3] and list(second.get_xdata()) == [2, 3]
+    assert [line.get_label() for line in ax.get_lines()] == ["depth 1", "depth 2"]
