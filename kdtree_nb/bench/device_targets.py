@@ -63,6 +63,13 @@ def _whole(budget: int, at_least: float) -> Target:
     return Target("cuda", "bookkeeping", claim, _bookkeeping, at_least, applies=lambda p: p["budget"] == budget)
 
 
+def _k26_step(prefix_len: int, reason: str = "") -> Target:
+    claim = f"an AR step of a rank of eight of Kimi K2.6 behind {prefix_len:,} tokens, over the floor"
+    return Target("cuda", "k26_step", claim, times_floor("captured"), 2.0, False, "x",
+                  lambda p: p["rows"] == 1 and p["prefix_len"] == prefix_len and p["layers"] == 61 and p["tp"] == 8,
+                  reason)  # fmt: skip
+
+
 _TILES = "cuBLAS's larger tiles win from 17 rows on"
 _RATE = "the matmul instructions in use reach less than half of the device's rate"
 
@@ -100,6 +107,10 @@ _CUDA = (
            times_faster("DDTree", "AR"), 1.0),
     Target("cuda", "ngram_ddtree_bf16", "NGram DDTree is faster than AR on repetitive text, BF16",
            times_faster("DDTree", "AR"), 1.0),
+    _k26_step(1024),
+    _k26_step(32_768),
+    Target("cuda", "k26_step_rows", "rows of trees of a rank of Kimi K2.6 that differ from the same rows alone",
+           param("native", "changed_rows"), 0, False, "rows"),
     Target("cuda", "invariance", "rows of trees that differ from the same rows one by one",
            param("native", "changed_rows"), 0, False, "rows"),
     Target("cuda", "invariance_total", "random cases in which rows were compared", param("native", "cases"), 1000,

@@ -91,9 +91,11 @@ class Lab:
         self, device: str | torch.device = "cuda", sample: Callable[[Calls], Sample] = Replay,
         wall: Callable[[Callable[[], object]], Sample] = synchronized,
         capture: Callable[[Callable[[], None]], Callable[[], None]] = graphed, num_rounds: int = Effort().num_rounds,
+        copy_bytes: int | None = None, matmul_dims: Mapping[torch.dtype, int] | None = None,
     ) -> None:  # fmt: skip
         self.device, self.sample, self.wall, self.capture = torch.device(device), sample, wall, capture
         self.num_rounds = num_rounds
+        self.copy_bytes, self.matmul_dims = copy_bytes or _COPY_BYTES, matmul_dims or _MATMUL_DIMS
 
     def randn(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Normal random numbers on the device."""
@@ -102,16 +104,16 @@ class Lab:
     @functools.cached_property
     def bandwidth(self) -> Measurement:
         """Bytes per second of a copy by a kernel, read plus written (a graph's copy node is a third slower)."""
-        source = self.randn(_COPY_BYTES // 4)
+        source = self.randn(self.copy_bytes // 4)
         target = torch.empty_like(source)
         sample = self.sample([lambda: torch.mul(source, 1.0, out=target)] * 2)
         (measured,) = compete("bandwidth", {"copy": sample}, self.num_rounds)
-        return rate(measured, 2 * _COPY_BYTES, "byte/s", "bytes")
+        return rate(measured, 2 * self.copy_bytes, "byte/s", "bytes")
 
     @functools.cached_property
     def matmuls(self) -> dict[torch.dtype, Measurement]:
         """Operations per second of a large matmul on random data, by dtype (float32 without TF32)."""
-        return {dtype: self._matmul(dtype, dim) for dtype, dim in _MATMUL_DIMS.items()}
+        return {dtype: self._matmul(dtype, dim) for dtype, dim in self.matmul_dims.items()}
 
     def _matmul(self, dtype: torch.dtype, dim: int) -> Measurement:
         a, b = (self.randn(dim, dim).to(dtype) for _ in range(2))

@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kdtree_nb.commands import bench_k26
+
 if TYPE_CHECKING:
-    from kdtree_nb.bench import Failure, Measurement
+    from kdtree_nb.bench import Effort, Failure, Measurement
     from kdtree_nb.bench.runner import Group
 
 HELP = "measure this machine and record raw samples in data/benchmarks/"
@@ -30,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, help="record to write: .json file, or folder (default: data/benchmarks)")
     parser.add_argument("--check", action="store_true", help="exit with status 1 if a target is missed")
     parser.add_argument("--judge", type=Path, metavar="RECORD", help="a table of what a record reaches, and exit")
+    bench_k26.add_parser(parser.add_subparsers(dest="what", metavar="[k26]", title="at true dimensions"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,6 +40,8 @@ def run(args: argparse.Namespace) -> int:
     from kdtree_nb import bench
     from kdtree_nb.viz.records import BENCHMARKS, load_record
 
+    if args.what == "k26":
+        return run_k26(args)
     if args.judge:
         record = load_record(args.judge)
         print(bench.markdown_table(bench.judge(bench.targets_of(record.device_kind), record.results)), end="")
@@ -51,7 +56,19 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--group: expected names of {', '.join(groups)}, got {', '.join(unknown)}")
     chosen = {name: group for name, group in groups.items() if not args.group or name in args.group}
     target = args.out or (None if args.quick or args.group else BENCHMARKS)
-    measurements, failures = measure(args, chosen, target)
+    effort = bench.Effort.quick() if args.quick else bench.Effort()
+    return _report(args, *measure(chosen, effort, target, command(args), args.device))
+
+
+def run_k26(args: argparse.Namespace) -> int:
+    """`bench k26`. Status 1 if a group failed."""
+    groups, effort = bench_k26.groups(args)
+    target = args.out or (None if bench_k26.is_partial(args) else bench_k26.record_path(args.device))
+    return _report(args, *measure(groups, effort, target, bench_k26.command(args), args.device))
+
+
+def _report(args: argparse.Namespace, measurements: Sequence[Measurement], failures: Sequence[Failure]) -> int:
+    """Print what was measured, the targets and the failures; the exit status."""
     print_table(measurements)
     missed = print_targets(measurements, args.device)
     for failure in failures:
@@ -60,28 +77,30 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(
-    args: argparse.Namespace, groups: Mapping[str, Group], target: Path | None
+    groups: Mapping[str, Group], effort: Effort, target: Path | None, words: str, device: str
 ) -> tuple[list[Measurement], list[Failure]]:
-    """Run the groups; the record is written after each, so that what was measured is kept whatever comes later."""
+    """Run the groups; the record is written after each, so that what was measured is kept whatever comes later.
+
+    words: the command that the record names
+    """
     import torch
 
     from kdtree_nb import bench
     from kdtree_nb.native import require
 
-    if args.device == "cuda":
-        require(torch.device(args.device))
+    if device == "cuda":
+        require(torch.device(device))
     failures: list[Failure] = []
     path = None
 
     def keep(measurements: list[Measurement]) -> None:
         nonlocal path
         if target:
-            record = bench.make_record(measurements, command(args), args.device, failures)
+            record = bench.make_record(measurements, words, device, failures)
             path = bench.write_record(record, target)
-        if args.device == "cuda":
+        if device == "cuda":
             torch.cuda.empty_cache()
 
-    effort = bench.Effort.quick() if args.quick else bench.Effort()
     measurements = bench.run_groups(groups, effort, failures=failures, after_group=keep)
     if path:
         print(f"record: {path}")

@@ -1,0 +1,277 @@
+"""Kimi K2.6 at its true dimensions: one of N tensor-parallel ranks with random weights, and one whole layer."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kdtree_nb.bench import lab
+from kdtree_nb.bench.lab import Lab, dtype_name
+from kdtree_nb.bench.rank import DTYPE, Rank, StandIn, Step, bushy_tree, chain_of
+from kdtree_nb.bench.runner import Effort, Group, Measurement, Sample, compete, per_call, require
+from kdtree_nb.hf.config import HfConfig, read_config
+from kdtree_nb.hf.step_work import rank_config, step_work
+from kdtree_nb.model.checkpoint import DATA_DIR
+
+CONFIG = DATA_DIR / "kimi-k2.6"
+"""The folder of the published dimensions."""
+
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+PREFIX_LENS = (1024, 8192, 32_768, 131_072)
+SMALL_ROWS = (1, 4, 16)
+SMALL_PREFIX_LENS = (64, 512)
+NUM_ROUNDS = 9
+"""Samples of a cell: a step takes milliseconds, and there are many."""
+
+LAUNCH_ROWS = (1, 16)
+"""Rows for which launching from Python is measured as well."""
+
+REDUCE_US = 10.0
+"""Assumed microseconds of one sum over ranks, for the projection alone."""
+
+CASES_PER_TREE, EXACT_ROWS, EXACT_PREFIX_LEN = 30, 64, 4096
+"""Exactness: random cases asked for per tree that is drawn, its most rows, and the longest prefix in front of it."""
+
+LAYER_VOCAB = 1024
+"""Vocabulary beside the single layer, whose embedding and head are left out of the account."""
+
+_SMALL_SIZES = {
+    "vocab_size": 2048, "hidden_size": 256, "num_attention_heads": 8, "q_lora_rank": 64, "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "intermediate_size": 512,
+    "moe_intermediate_size": 256, "max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+def small(config: HfConfig) -> HfConfig:
+    """The same structure in small: as many experts, of which a token takes as many, in narrow layers."""
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, eos_token_ids=(), **_SMALL_SIZES))
+
+
+def with_layers(config: HfConfig, num_layers: int) -> HfConfig:
+    """The first num_layers layers. Raises ValueError for more than there are."""
+    if not 1 <= num_layers <= config.model.num_hidden_layers:
+        raise ValueError(f"--layers: expected 1 … {config.model.num_hidden_layers}, got {num_layers}")
+    first_dense = min(config.model.first_k_dense_replace, num_layers)
+    fields = {"num_hidden_layers": num_layers, "first_k_dense_replace": first_dense}
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, **fields))
+
+
+def single_layer(config: HfConfig) -> HfConfig:
+    """One layer with experts, between an embedding and a head of few tokens."""
+    vocab_size = min(LAYER_VOCAB, config.model.vocab_size)
+    fields = {"num_hidden_layers": 1, "first_k_dense_replace": 0, "vocab_size": vocab_size, "eos_token_ids": ()}
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, **fields))
+
+
+def k26_lab(device: str, effort: Effort) -> Lab:
+    """A lab for it; on a CPU by the clock, with ceilings that are measured in a moment."""
+    if device != "cpu":
+        return Lab(device, num_rounds=effort.num_rounds)
+    dims = dict.fromkeys((torch.bfloat16, torch.float32), 256)
+    return Lab(device, lambda calls: per_call(calls[0]), per_call, lambda call: call, effort.num_rounds, 2**25, dims)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is measured: a rank of `config` split num_ranks ways; for each of `rows`, behind each of `prefix_lens`."""
+
+    config: HfConfig
+    num_ranks: int
+    rows: Sequence[int]
+    prefix_lens: Sequence[int]
+    reduce_us: float = REDUCE_US
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "prefix_lens"):
+            values = getattr(self, name)
+            if not values or min(values) < 1:
+                raise ValueError(f"bench k26: {name}: expected positive integers, got {list(values)}")
+        rank_config(self.config, self.num_ranks)
+        if not self.reduce_us >= 0:
+            raise ValueError(f"bench k26: reduce_us: expected 0 or more, got {self.reduce_us}")
+        if self.num_slots > self.config.model.max_position_embeddings:
+            raise ValueError(
+                f"bench k26: prefix_lens: expected at most {self.config.model.max_position_embeddings} positions with "
+                f"the rows, got {self.num_slots}"
+            )
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of the cache."""
+        return max(self.prefix_lens) + max(*self.rows, EXACT_ROWS)
+
+    @classmethod
+    def published(cls, num_ranks: int, num_layers: int | None = None, is_small: bool = False, **given: Any) -> Plan:
+        """For the published dimensions, or their small form; given: what differs from the usual rows and prefixes."""
+        config = read_config(Path(CONFIG))
+        config = small(config) if is_small else config
+        config = with_layers(config, num_layers) if num_layers else config
+        usual = {"rows": SMALL_ROWS, "prefix_lens": SMALL_PREFIX_LENS} if is_small else {}
+        usual = {"rows": ROWS, "prefix_lens": PREFIX_LENS} | usual
+        return cls(config, num_ranks, **(usual | {k: v for k, v in given.items() if v is not None}))
+
+
+def k26_groups(where: Lab, plan: Plan) -> dict[str, Group]:
+    """The groups by name, in the order in which they share the memory of the device: the whole layer comes first."""
+    bench = _Bench(where, plan)
+    functions: dict[str, Callable[..., list[Measurement]]] = {
+        "bandwidth": functools.partial(lab.bandwidth, where),
+        "matmul": functools.partial(lab.matmul, where),
+        "k26_layer": bench.layer,
+        "k26_step": bench.steps,
+    }
+    return dict(functions)
+
+
+class _Bench:
+    """Measures a plan in a lab."""
+
+    def __init__(self, where: Lab, plan: Plan) -> None:
+        self.lab, self.plan = where, plan
+
+    def layer(self, effort: Effort) -> list[Measurement]:
+        """One layer with experts at full width, on one device: `k26_layer/captured`."""
+        rank = Rank(single_layer(self.plan.config), self.lab.device, self.plan.num_slots)
+        return self._sweep("k26_layer", rank, 1, effort) + exactness("k26_layer_rows", rank, 1, effort)
+
+    def steps(self, effort: Effort) -> list[Measurement]:
+        """Whole steps of one rank: build and memory, times, eager launches, exactness, and what they add up to."""
+        config, num_ranks = rank_config(self.plan.config, self.plan.num_ranks), self.plan.num_ranks
+        _free(self.lab.device)
+        rank = Rank(config, self.lab.device, self.plan.num_slots)
+        results = self._sweep("k26_step", rank, num_ranks, effort)
+        results += self._projection(results) + self._memory(rank)
+        return results + exactness("k26_step_rows", rank, num_ranks, effort)
+
+    def _sweep(self, group: str, rank: Rank, num_ranks: int, effort: Effort) -> list[Measurement]:
+        """Every number of rows behind every prefix; one capture serves all prefixes, as in the engine."""
+        vocab_size, results = rank.config.model.vocab_size, []
+        pool = torch.cuda.graph_pool_handle() if rank.device.type == "cuda" else None
+        for num_rows in effort.some(self.plan.rows):
+            cell = _Cell(self.lab, group, Step(rank, bushy_tree(num_rows, vocab_size, rank.device)), num_ranks, pool)
+            for prefix_len in effort.some(self.plan.prefix_lens):
+                rank.prefix_len.fill_(prefix_len)
+                results += cell.measure(prefix_len, effort)
+                if group == "k26_step" and num_rows in LAUNCH_ROWS and prefix_len == self.plan.prefix_lens[0]:
+                    results += cell.launches(effort)
+        return results
+
+    def _projection(self, results: Sequence[Measurement]) -> list[Measurement]:
+        """A PROJECTION, measured by nobody: steps of all ranks, from one rank's and an assumed cost of each sum."""
+        num_reduces, found = 2 * self.plan.config.model.num_hidden_layers, []
+        added = num_reduces * self.plan.reduce_us * 1e-6
+        for m in (m for m in results if m.name == "k26_step/captured"):
+            assumed = {"projection": True, "num_reduces": num_reduces, "assumed_reduce_us": self.plan.reduce_us}
+            found.append(Measurement("k26_projection/all ranks", [s + added for s in m.samples], m.params | assumed))
+        return found
+
+    def _memory(self, rank: Rank) -> list[Measurement]:
+        """Bytes of weights and cache, of everything at its peak, and the seconds that making it all took."""
+        params = {"tp": self.plan.num_ranks, "layers": rank.config.model.num_hidden_layers}
+        sizes = {"weights": rank.weight_bytes, "cache": rank.cache.num_bytes}
+        if rank.device.type == "cuda":
+            sizes["peak"] = torch.cuda.max_memory_allocated(rank.device)
+        found = [Measurement(f"k26_memory/{name}", [size], params, "byte") for name, size in sizes.items()]
+        return [Measurement("k26_build/random weights", [rank.build_s], params), *found]
+
+
+def exactness(group: str, rank: Rank, num_ranks: int, effort: Effort) -> list[Measurement]:
+    """Rows of trees whose logits differ in any bit from those of the same text without branches: none should.
+
+    The first row of each tree is compared with a step of that row alone, the others with a chain up to them.
+    """
+    generator, changed, num_rows = torch.Generator().manual_seed(1), 0, 0
+    num_trees = max(1, effort.num_cases // CASES_PER_TREE)
+    longest = min(EXACT_PREFIX_LEN, rank.cache.num_slots - EXACT_ROWS)
+    for seed in range(num_trees):
+        rank.prefix_len.fill_(int(torch.randint(longest + 1, (1,), generator=generator)))
+        size = int(torch.randint(2, EXACT_ROWS + 1, (1,), generator=generator))
+        tree = bushy_tree(size, rank.config.model.vocab_size, rank.device, seed)
+        together = Step(rank, tree)().logits
+        for node in {0, *torch.randint(1, size, (4,), generator=generator).tolist()}:
+            alone = Step(rank, chain_of(tree, node))().logits[-1]
+            changed, num_rows = changed + (not torch.equal(alone, together[node])), num_rows + 1
+    params = {
+        "tp": num_ranks,
+        "cases": num_trees,
+        "rows": num_rows,
+        "changed_rows": changed,
+        "dtype": dtype_name(DTYPE),
+    }
+    return [Measurement(f"{group}/native", [num_rows], params, "row")]
+
+
+def _free(device: torch.device) -> None:
+    """Give back what earlier groups held, and count the peak of memory from here."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+class _Cell:
+    """Steps of one number of rows: captured, and with a stand-in for the sums over ranks where there are several."""
+
+    def __init__(
+        self, where: Lab, group: str, step: Step, num_ranks: int, pool: tuple[int, int] | None
+    ) -> None:  # fmt: skip
+        self.lab, self.group, self.step, self.num_ranks = where, group, step, num_ranks
+        self.captured, self.exchanging = step.captured(pool), None
+        if num_ranks > 1:
+            exchanging = Step(step.rank, step.tree, step.rank.with_exchange(StandIn(num_ranks)))
+            self.exchanging = exchanging if pool is None else exchanging.captured(pool).replay  # torch's operations
+
+    def measure(self, prefix_len: int, effort: Effort) -> list[Measurement]:
+        """Seconds of a step behind prefix_len tokens, where the rank's prefix must stand."""
+        experts = self.step.distinct_experts()
+        params = self._params(prefix_len, experts)
+        contenders = {"captured": self._sample(self.captured.replay)}
+        if self.exchanging:
+            contenders["with stand-in for sums"] = self._sample(self.exchanging)
+        require(self._same_eagerly(), self.group, "the logits of a captured and an eager step")
+        return compete(self.group, contenders, effort.num_rounds, params)
+
+    def launches(self, effort: Effort) -> list[Measurement]:
+        """The step launched operation by operation, and replayed, both by the clock."""
+        contenders = {"eager": self.lab.wall(self.step), "captured": self.lab.wall(self.captured.replay)}
+        params = {k: v for k, v in self._params(int(self.step.rank.prefix_len), 0.0).items() if k in _PLACE}
+        return compete("k26_launch", contenders, effort.num_rounds, params)
+
+    def _params(self, prefix_len: int, experts: float) -> dict[str, Any]:
+        config = self.step.rank.config
+        work = step_work(config, self.step.num_rows, prefix_len, experts)
+        num_bytes = work.num_bytes
+        if self.group == "k26_layer":  # the layer alone is meant
+            num_bytes -= work.bytes_by_part["embedding"] + work.bytes_by_part["head"]
+        place = {"tp": self.num_ranks, "layers": config.model.num_hidden_layers, "hidden": config.model.hidden_size,
+                 "rows": self.step.num_rows, "prefix_len": prefix_len}  # fmt: skip
+        return place | {"distinct_experts": experts} | self.lab.work(num_bytes, work.flops, DTYPE)
+
+    def _sample(self, replay: Callable[[], object]) -> Sample:
+        """Device seconds of one replay; on a CPU seconds of the call."""
+        if self.step.rank.device.type == "cpu":
+            return self.lab.wall(replay)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+        def sample() -> float:
+            torch.cuda.synchronize()
+            begin.record()
+            replay()
+            end.record()
+            end.synchronize()
+            return begin.elapsed_time(end) * 1e-3
+
+        return sample
+
+    def _same_eagerly(self) -> bool:
+        self.captured.replay()
+        return torch.equal(self.captured.result.logits, self.step().logits)
+
+
+_PLACE = ("tp", "layers", "hidden", "rows", "prefix_len")

@@ -1,0 +1,169 @@
+"""One tensor-parallel rank with random weights, and one decode step of it behind a prefix of any length."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kdtree_nb.bench.random_weights import RandomSource
+from kdtree_nb.bench.runner import require
+from kdtree_nb.config import MAX_BUDGET
+from kdtree_nb.hf.config import HfConfig
+from kdtree_nb.model import LatentCache, Model
+from kdtree_nb.model.build import build
+from kdtree_nb.model.moe import MoeFeedForward
+from kdtree_nb.model.transformer import Layer
+from kdtree_nb.native import ops
+from kdtree_nb.native.capture import Capture
+from kdtree_nb.native.cuda_graph import CudaGraph
+from kdtree_nb.native.devices import memory_for
+from kdtree_nb.tree import DraftTree
+
+DTYPE = torch.bfloat16
+
+Exchange = Callable[[Tensor], Tensor]
+"""What a rank does to the output [T, D] of attention and of feed-forward before the next part may read it."""
+
+
+class StandIn:
+    """In place of the sum over ranks where there is one rank: the memory traffic of n float32 shares, no link.
+
+    The shares of x [T, D] are x itself, and their mean is x to the last bit where n is a power of two.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+
+    def __call__(self, x: Tensor) -> Tensor:
+        shares = torch.empty(self.num_ranks, *x.shape, dtype=torch.float32, device=x.device)
+        return shares.copy_(x).mean(0).to(x.dtype)
+
+
+class Rank:
+    """The model of one rank (`rank_config`), random; a cache of one stream, random; how long making them took.
+
+    num_slots: of the cache, which every step shares
+    """
+
+    def __init__(self, config: HfConfig, device: torch.device, num_slots: int) -> None:
+        begin = time.perf_counter()
+        with memory_for("bench k26: expected memory for one rank", device, "Use fewer --layers or shorter --prefix."):
+            self.model = build(config.model, RandomSource(config, device, DTYPE))
+            self.weight_bytes = _num_bytes(self.model.tensors())
+            self.cache: LatentCache = self.model.new_cache(1, num_slots)
+            self.cache.data.normal_()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        self.config, self.device, self.build_s = config, device, time.perf_counter() - begin
+        self.prefix_len = torch.zeros(1, dtype=torch.int32, device=device)
+
+    def with_exchange(self, exchange: Exchange) -> Model:
+        """The same weights, with `exchange` behind every attention and every feed-forward."""
+        m = self.model
+        layers = [Layer(_Exchanged(x.attention, exchange), _Exchanged(x.feed_forward, exchange)) for x in m.layers]
+        return Model(m.config, m.embedding, layers, m.norm, m.head)
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[list[Tensor]]:
+        """A list that gets the expert ids [T, k] of every layer of the forwards inside."""
+        chosen: list[Tensor] = []
+
+        def listen(route: Callable[..., tuple[Tensor, Tensor, Tensor]], *args: Tensor) -> tuple[Tensor, ...]:
+            found = route(*args)
+            chosen.append(found[1])
+            return found
+
+        experts = [x.feed_forward for x in self.model.layers if isinstance(x.feed_forward, MoeFeedForward)]
+        for moe in experts:
+            moe.route = functools.partial(listen, moe.route)
+        try:
+            yield chosen
+        finally:
+            for moe in experts:
+                del moe.route
+
+
+def _num_bytes(tensors: list[Tensor]) -> int:
+    """Of all tensors, each memory once."""
+    return sum({t.data_ptr(): t.numel() * t.element_size() for t in tensors}.values())
+
+
+class _Exchanged:
+    def __init__(self, part: Callable[..., Tensor], exchange: Exchange) -> None:
+        self._part, self._exchange = part, exchange
+
+    def __call__(self, x: Tensor, *args: object) -> Tensor:
+        return self._exchange(self._part(x, *args))
+
+
+class Verified(NamedTuple):
+    """What a step leaves: logits f32 [T, V], the token i64 [T] behind each row, num_accepted i32 [1]."""
+
+    logits: Tensor
+    token: Tensor
+    num_accepted: Tensor
+
+
+class Step:
+    """Verify, accept and compact over one tree; the prefix stays where it is, so that a step can be repeated."""
+
+    def __init__(self, rank: Rank, tree: DraftTree, model: Model | None = None) -> None:
+        self.rank, self.tree, self.model = rank, tree, model or rank.model
+        self.num_rows = tree.token.shape[1]
+
+    def __call__(self) -> Verified:
+        rank, tree = self.rank, self.tree
+        rows = ops.tree_rows_padded(tree, rank.prefix_len)
+        logits = self.model.forward(rows, tree, rank.cache, rank.prefix_len)
+        token = ops.argmax(logits, rows.num_rows)
+        path, num_accepted, _ = ops.tree_accept(tree, token, max(1, self.num_rows - 1), rows.begin)
+        if self.num_rows > 1:
+            rank.cache.compact(rank.prefix_len, path, num_accepted)
+        return Verified(logits, token, num_accepted)
+
+    def distinct_experts(self) -> float:
+        """Experts that a layer wakes, on average over layers; 0 without routed experts."""
+        with self.rank.listening() as chosen:
+            Step(self.rank, self.tree)()
+        config = self.rank.config.model
+        num_layers = config.num_hidden_layers - config.first_k_dense_replace
+        require(len(chosen) == num_layers, "bench k26", f"{num_layers} layers with experts, heard of {len(chosen)}")
+        return sum(len(ids.unique()) for ids in chosen) / max(1, num_layers)
+
+    def captured(self, pool: tuple[int, int] | None) -> Capture[Verified] | CudaGraph[Verified]:
+        """The step as one CUDA graph, after a first run that loads every kernel; on a CPU, its recorded calls."""
+        self()
+        if self.rank.device.type == "cpu":
+            return Capture(self)
+        torch.cuda.empty_cache()
+        return CudaGraph(self, self.rank.device, pool)
+
+
+def bushy_tree(num_nodes: int, vocab_size: int, device: torch.device, seed: int = 0) -> DraftTree:
+    """A tree of num_nodes nodes, root included, at most 8 deep, of random tokens: the worst case for experts. The root
+    is the same for any num_nodes."""
+    generator = torch.Generator().manual_seed(seed)
+    token = torch.randint(vocab_size, (1, MAX_BUDGET + 1), generator=generator)[:, :num_nodes].contiguous()
+    log_probs = (2.0 * torch.randn(1, 8, max(1, num_nodes), generator=generator)).log_softmax(-1)
+    ids = torch.arange(max(1, num_nodes)).expand(log_probs.shape).contiguous()
+    best_first = log_probs.sort(-1, descending=True).values.contiguous()
+    tree = ops.tree_build(best_first, ids, token[:, 0].contiguous(), num_nodes - 1)
+    if int(tree.num_nodes[0]) != num_nodes:
+        raise ValueError(f"bushy_tree: expected {num_nodes} nodes, got {int(tree.num_nodes[0])}. Use fewer.")
+    fields = [token, *list(vars(tree).values())[1:]]
+    return DraftTree(*(field.to(device) for field in fields))
+
+
+def chain_of(tree: DraftTree, node: int) -> DraftTree:
+    """The path from the root to `node` as a tree without branches."""
+    path = tree.path(0, node)
+    device, token = tree.token.device, tree.token[0, path].cpu()
+    certain = torch.zeros(1, len(path) - 1, 1)
+    chain = ops.tree_build(certain, token[1:].view(1, -1, 1).contiguous(), token[:1].clone(), len(path) - 1)
+    return DraftTree(*(field.to(device) for field in vars(chain).values()))

@@ -1,0 +1,161 @@
+"""bench k26 in small: random ranks, steps, the stand-in for sums, what is counted, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from kdtree_nb import ops
+from kdtree_nb.bench import BenchmarkError, Effort, k26
+from kdtree_nb.bench.rank import Rank, StandIn, Step, bushy_tree, chain_of
+from kdtree_nb.hf.step_work import expected_experts, rank_config
+
+EFFORT = Effort(num_rounds=2, num_cases=60)
+
+
+def small_plan(**changes) -> k26.Plan:
+    return k26.Plan.published(8, 2, True, **({"rows": (1, 5), "prefix_lens": (40,)} | changes))
+
+
+@pytest.fixture(scope="module")
+def rank(device):
+    with torch.inference_mode():
+        return Rank(rank_config(small_plan().config, 8), device, 128)
+
+
+@pytest.fixture(scope="module")
+def measured(device):
+    where = k26.k26_lab(device.type, EFFORT)
+    with torch.inference_mode():
+        return [m for group in k26.k26_groups(where, small_plan()).values() for m in group(EFFORT)]
+
+
+def of(measured, name):
+    return [m for m in measured if m.name == name]
+
+
+def test_what_is_measured(measured):
+    steps = of(measured, "k26_step/captured")
+    assert [(m.params["rows"], m.params["prefix_len"]) for m in steps] == [(1, 40), (5, 40)]
+    assert [m.params["rows"] for m in of(measured, "k26_layer/captured")] == [1, 5]
+    assert {m.params["tp"] for m in of(measured, "k26_layer/captured")} == {1}
+    assert [m.params["rows"] for m in of(measured, "k26_launch/eager")] == [1]
+    names = {m.name for m in measured}
+    assert {"bandwidth/copy", "k26_launch/captured", "k26_step/with stand-in for sums", "k26_memory/weights"} <= names
+    assert all(s > 0 for m in measured for s in m.samples)
+
+
+def test_params_of_a_cell_agree_and_hold_the_floor(measured):
+    for alone, summed in zip(
+        of(measured, "k26_step/captured"), of(measured, "k26_step/with stand-in for sums"), strict=True
+    ):
+        assert alone.params == summed.params
+        assert alone.params["floor_s"] > 0 and alone.params["bytes"] > 0 and alone.params["flops"] > 0
+    few, many = of(measured, "k26_step/captured")
+    assert few.params["distinct_experts"] == 8 < many.params["distinct_experts"] <= 40
+    assert few.params["bytes"] < many.params["bytes"]
+
+
+def test_no_row_of_a_tree_differs(measured):
+    for group in ("k26_step_rows", "k26_layer_rows"):
+        (counted,) = of(measured, f"{group}/native")
+        assert counted.samples[0] == counted.params["rows"] >= 4
+        assert counted.params["changed_rows"] == 0
+
+
+def test_a_row_that_differs_is_counted(rank, monkeypatch):
+    forward = rank.model.forward
+
+    def spoiled(rows, tree, *rest):
+        logits = forward(rows, tree, *rest)
+        logits[:, 3] += 0 if len(rows.token) > 1 else 1
+        return logits
+
+    monkeypatch.setattr(rank.model, "forward", spoiled)
+    with torch.inference_mode():
+        (counted,) = k26.exactness("k26_step_rows", rank, 8, EFFORT)
+    assert 0 < counted.params["changed_rows"] < counted.params["rows"]
+
+
+def test_the_projection_is_marked_and_adds_what_is_assumed(measured):
+    for real, projected in zip(
+        of(measured, "k26_step/captured"), of(measured, "k26_projection/all ranks"), strict=True
+    ):
+        assert projected.params["projection"] is True and "projection" not in real.params
+        added = projected.params["num_reduces"] * projected.params["assumed_reduce_us"] * 1e-6
+        assert projected.params["num_reduces"] == 4
+        assert projected.median == pytest.approx(real.median + added)
+
+
+def test_experts_are_those_that_the_rows_chose(rank):
+    step = Step(rank, bushy_tree(16, 256, rank.device))
+    with torch.inference_mode():
+        rank.prefix_len.fill_(40)
+        found = step.distinct_experts()
+    assert 0.8 < found / expected_experts(384, 8, 16) < 1.2
+    assert not any("route" in vars(layer.feed_forward) for layer in rank.model.layers)
+
+
+def test_layers_that_are_not_heard_of_are_an_error(rank, monkeypatch):
+    config = dataclasses.replace(rank.config.model, first_k_dense_replace=0)
+    monkeypatch.setattr(rank, "config", dataclasses.replace(rank.config, model=config))
+    with pytest.raises(BenchmarkError, match="2 layers with experts, heard of 1"), torch.inference_mode():
+        Step(rank, bushy_tree(2, 256, rank.device)).distinct_experts()
+
+
+@pytest.mark.parametrize("num_ranks", [2, 8])
+def test_the_stand_in_changes_no_bit(num_ranks, device):
+    x = torch.randn(7, 33, device=device).to(torch.bfloat16)
+    assert torch.equal(StandIn(num_ranks)(x), x)
+
+
+def test_a_step_with_the_stand_in_gives_the_same_logits(rank):
+    tree = bushy_tree(6, 256, rank.device)
+    with torch.inference_mode():
+        rank.prefix_len.fill_(40)
+        plain = Step(rank, tree)()
+        summed = Step(rank, tree, rank.with_exchange(StandIn(8)))()
+    assert torch.equal(plain.logits, summed.logits) and torch.equal(plain.token, ops.argmax(plain.logits))
+
+
+def test_a_rank_is_int4_where_the_checkpoint_is(rank):
+    experts = rank.model.layers[1].feed_forward.experts
+    assert experts.gate_up_scale is not None and experts.shared_gate_up is not None
+    with torch.inference_mode():
+        again = Rank(rank.config, rank.device, 16)
+    assert torch.equal(again.model.head.data, rank.model.head.data)
+    assert again.weight_bytes == rank.weight_bytes > 1e6
+
+
+def test_trees_and_chains():
+    tree = bushy_tree(33, 1000, torch.device("cpu"))
+    assert int(tree.num_nodes[0]) == 33 and int(tree.depth.max()) <= 8
+    assert int(bushy_tree(1, 1000, torch.device("cpu")).token[0, 0]) == int(tree.token[0, 0])
+    path = tree.path(0, 32)
+    chain = chain_of(tree, 32)
+    assert chain.token[0].tolist() == tree.token[0, path].tolist() and int(chain.depth.max()) == len(path) - 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rows": ()}, "rows: expected positive integers"),
+        ({"prefix_lens": (0,)}, "prefix_lens: expected positive integers"),
+        ({"prefix_lens": (9000,)}, "expected at most 8192 positions"),
+        ({"reduce_us": float("nan")}, "reduce_us: expected 0 or more"),
+    ],
+)
+def test_plans_that_cannot_be(changes, message):
+    with pytest.raises(ValueError, match=message):
+        small_plan(**changes)
+
+
+def test_the_number_of_layers_and_ranks():
+    with pytest.raises(ValueError, match="--layers: expected 1 … 61, got 62"):
+        k26.Plan.published(8, 62)
+    with pytest.raises(ValueError, match="num_attention_heads: expected a multiple of 1 for each of 3 ranks"):
+        k26.Plan.published(3)
+    full = k26.Plan.published(8)
+    assert full.config.model.num_hidden_layers == 61 and full.num_slots == 131_072 + 64
