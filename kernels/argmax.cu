@@ -42,7 +42,7 @@ int argmax_cuda(const ArgmaxArgs& a, void* stream) {
   if (a.vocab_size < 1 || a.vocab_size > int64_t{1} << 31) return kUnsupported;
   if (a.num_rows > 65535) return kUnsupported;  // the limit of grid.y
   if (a.num_rows == 0) return kOk;
-  return launch(argmax_kernel, {dim3(kRowCluster, a.num_rows), dim3(kThreads), 0, kRowCluster, true}, stream, a);
+  return launch(argmax_kernel, {dim3(kRowCluster, a.num_rows), dim3(kThreads), 0, kRowCluster, Start::kEarly}, stream, a);
 }
 
 }  // namespace kdtree

@@ -61,13 +61,13 @@ __global__ void __launch_bounds__(128) cache_compact_kernel(CacheCompactArgs a, 
 int cache_append_cuda(const CacheAppendArgs& a, void* stream) {
   if (a.num_rows == 0) return kOk;
   const int64_t bytes = element_bytes(a.dtype);
-  return launch(cache_append_kernel, {dim3(a.num_rows), dim3(128), 0, 1, true}, stream, a, a.latent_dim * bytes,
+  return launch(cache_append_kernel, {dim3(a.num_rows), dim3(128), 0, 1, Start::kEarly}, stream, a, a.latent_dim * bytes,
                 a.rope_dim * bytes);
 }
 
 int cache_compact_cuda(const CacheCompactArgs& a, void* stream) {
   if (a.num_layers == 0 || a.num_streams == 0) return kOk;
-  return launch(cache_compact_kernel, {dim3(a.num_layers * a.num_streams), dim3(128), 0, 1, true}, stream, a,
+  return launch(cache_compact_kernel, {dim3(a.num_layers * a.num_streams), dim3(128), 0, 1, Start::kEarly}, stream, a,
                 a.width * element_bytes(a.dtype));
 }
 

@@ -29,11 +29,18 @@ int with_dtype(Dtype dtype, F&& f) {
   return kUnsupported;
 }
 
+// When a kernel may start. No number and no truth value, so that it cannot land in a neighbouring field of LaunchShape.
+enum class Start {
+  kAfterPrevious,
+  kEarly,  // before the previous kernel ends: the kernel must call wait_for_previous_kernel()
+};
+
 struct LaunchShape {
   dim3 grid, block;
-  size_t shared_bytes = 0, shared_limit = 0;  // shared_limit: the most that this kernel is ever launched with, if it varies
+  size_t shared_bytes = 0;
   int cluster = 1;
-  bool early = false;  // may start before the previous kernel ends: the kernel must call wait_for_previous_kernel()
+  Start start = Start::kAfterPrevious;
+  size_t shared_limit = 0;  // the most shared memory that this kernel is ever launched with, if it varies
 };
 
 // A kernel may use more than 48 KB of shared memory only after its limit was raised, once for each device.
@@ -71,7 +78,7 @@ int launch(void (*kernel)(Params...), const LaunchShape& shape, void* stream, Ar
     attribute[config.numAttrs].val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
     ++config.numAttrs;
   }
-  if (shape.early) {
+  if (shape.start == Start::kEarly) {
     attribute[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute[config.numAttrs].val.programmaticStreamSerializationAllowed = 1;
     ++config.numAttrs;
@@ -85,7 +92,7 @@ int launch(void (*kernel)(Params...), const LaunchShape& shape, void* stream, Ar
 // Blocks until the previous kernel of the stream has ended and its writes are visible; at once when launched normally.
 __device__ __forceinline__ void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// Lets the next kernel start (if it was launched with `early`) once every block has said so or ended.
+// Lets the next kernel start (if it was launched with kEarly) once every block has said so or ended.
 __device__ __forceinline__ void allow_next_kernel() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // Rows in use of the num_rows that begin at row `begin` of the step.

@@ -56,7 +56,7 @@ int launch_for(const DequantizeInt4Args& a, void* stream) {
   if (vectors == 0 || a.num_groups == 0) return kOk;
   if (a.num_groups > 65535) return kUnsupported;  // the limit of grid.y
   const unsigned blocks = unsigned(std::min<int64_t>(ceil_div(vectors, kThreads), 1024));
-  return launch(dequantize_int4_kernel<Float, Scale>, {dim3(blocks, unsigned(a.num_groups)), dim3(kThreads), 0, 1, true},
+  return launch(dequantize_int4_kernel<Float, Scale>, {dim3(blocks, unsigned(a.num_groups)), dim3(kThreads), 0, 1, Start::kEarly},
                 stream, a, vectors);
 }
 

@@ -22,11 +22,11 @@ int draft_topk_cuda(const DraftTopkArgs& a, void* stream) {
                       reinterpret_cast<uint64_t*>(base + results_bytes(a.num_rows)), 1};
   while (int64_t{1} << workspace.id_bits < a.vocab_size) ++workspace.id_bits;
   const int status = with_dtype(a.dtype, [&](auto element) {
-    const LaunchShape shape{dim3(kSegments, a.num_rows), dim3(kScanThreads), 0, 1, true};
+    const LaunchShape shape{dim3(kSegments, a.num_rows), dim3(kScanThreads), 0, 1, Start::kEarly};
     return launch(scan_kernel<decltype(element)>, shape, stream, a, workspace);
   });
   if (status) return status;
-  return launch(select_kernel, {dim3(a.num_rows), dim3(kSelectThreads), 0, 1, true}, stream, a, workspace);
+  return launch(select_kernel, {dim3(a.num_rows), dim3(kSelectThreads), 0, 1, Start::kEarly}, stream, a, workspace);
 }
 
 }  // namespace kdtree

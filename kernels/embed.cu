@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(128) embed_kernel(EmbedArgs a, int64_t row_byt
 
 int embed_cuda(const EmbedArgs& a, void* stream) {
   if (a.num_rows == 0) return kOk;
-  return launch(embed_kernel, {dim3(a.num_rows), dim3(128), 0, 1, true}, stream, a, a.dim * element_bytes(a.dtype));
+  return launch(embed_kernel, {dim3(a.num_rows), dim3(128), 0, 1, Start::kEarly}, stream, a, a.dim * element_bytes(a.dtype));
 }
 
 }  // namespace kdtree

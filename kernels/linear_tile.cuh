@@ -180,7 +180,7 @@ int launch_tile(TileArgs a, int num_groups, void* stream) {
   shape.block = dim3(S::kThreads);
   shape.shared_bytes = S::kSharedBytes;
   shape.cluster = S::kPartials ? 1 : S::kCluster;
-  shape.early = true;
+  shape.start = Start::kEarly;
   return launch(linear_tile_kernel<S>, shape, stream, a);
 }
 

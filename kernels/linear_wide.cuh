@@ -264,7 +264,7 @@ int launch_wide(TileArgs a, int num_groups, void* stream) {
   shape.shared_limit = S::kFixedBytes + S::kStages * S::kStageBytes;
   shape.shared_bytes = S::kFixedBytes + num_wide_stages<S>(a.num_in) * S::kStageBytes;
   shape.cluster = S::kSplit;
-  shape.early = true;
+  shape.start = Start::kEarly;
   return launch(linear_wide_kernel<S>, shape, stream, a, w);
 }
 

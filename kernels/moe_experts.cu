@@ -222,7 +222,7 @@ struct Experts {
 
   int group(int64_t row, int64_t num_rows) const {
     LaunchShape shape;
-    shape.grid = dim3(1), shape.block = dim3(kGroupThreads), shape.shared_bytes = 12 * a.num_experts, shape.early = true;
+    shape.grid = dim3(1), shape.block = dim3(kGroupThreads), shape.shared_bytes = 12 * a.num_experts, shape.start = Start::kEarly;
     const GroupArgs g = {a.expert_id + row * a.top_k, a.num_rows_device, num_rows, row, static_cast<int>(a.num_experts),
                          static_cast<int>(a.top_k), w.rows_per_item, at<Counts>(w.counts), at<int4>(w.items), at<int32_t>(w.pairs)};
     return launch(group_kernel, shape, stream, g);
@@ -252,7 +252,7 @@ struct Experts {
     const int width = a.dim % 4 == 0 ? 4 : 1;
     LaunchShape shape;
     shape.grid = dim3(static_cast<unsigned>(num_rows), static_cast<unsigned>(ceil_div(a.dim, kCombineThreads * width)));
-    shape.block = dim3(kCombineThreads), shape.early = true;
+    shape.block = dim3(kCombineThreads), shape.start = Start::kEarly;
     const CombineArgs c = {at<float>(w.partials), a.shared_gate_up ? at<float>(w.shared_partials) : nullptr,
                            a.expert_id + row * a.top_k, a.weight + row * a.top_k,
                            a.residual ? static_cast<const T*>(a.residual) + row * a.dim : nullptr,

@@ -152,7 +152,7 @@ int moe_route_cuda(const MoeRouteArgs& a, void* stream) {
   if (rows_per_block * row_bytes > kMaxSharedBytes) return kUnsupported;
   if (a.num_rows == 0) return kOk;
   const LaunchShape shape{dim3(ceil_div(a.num_rows, rows_per_block)), dim3(rows_per_block * kWarp),
-                          size_t(rows_per_block * row_bytes), 1, true};
+                          size_t(rows_per_block * row_bytes), 1, Start::kEarly};
   return launch(moe_route_kernel, shape, stream, a);
 }
 

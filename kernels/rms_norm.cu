@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads) rms_norm_kernel(RmsNormArgs a) {
 int rms_norm_cuda(const RmsNormArgs& a, void* stream) {
   if (a.num_rows == 0) return kOk;
   return with_dtype(a.dtype, [&](auto element) {
-    return launch(rms_norm_kernel<decltype(element)>, {dim3(a.num_rows), dim3(kThreads), 0, 1, true}, stream, a);
+    return launch(rms_norm_kernel<decltype(element)>, {dim3(a.num_rows), dim3(kThreads), 0, 1, Start::kEarly}, stream, a);
   });
 }
 

@@ -38,7 +38,7 @@ int rope_cuda(const RopeArgs& a, void* stream) {
   if (a.dim % 2) return kUnsupported;
   if (a.num_rows == 0) return kOk;
   return with_dtype(a.dtype, [&](auto element) {
-    return launch(rope_kernel<decltype(element)>, {dim3(a.num_rows), dim3(kThreads), 0, 1, true}, stream, a);
+    return launch(rope_kernel<decltype(element)>, {dim3(a.num_rows), dim3(kThreads), 0, 1, Start::kEarly}, stream, a);
   });
 }
 

@@ -288,7 +288,7 @@ int sample_cuda(const SampleArgs& a, void* stream) {
   if (a.num_rows == 0) return kOk;
   int id_bits = 1;
   while (int64_t{1} << id_bits < a.vocab_size) ++id_bits;
-  const LaunchShape shape{dim3(kRowCluster, a.num_rows), dim3(kThreads), 0, kRowCluster, true};
+  const LaunchShape shape{dim3(kRowCluster, a.num_rows), dim3(kThreads), 0, kRowCluster, Start::kEarly};
   return launch(sample_kernel, shape, stream, a, id_bits);
 }
 

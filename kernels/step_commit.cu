@@ -81,7 +81,7 @@ int step_commit_cuda(const StepCommitArgs& a, void* stream) {
   if (a.ring_size < 1) return kUnsupported;
   if (a.num_streams == 0) return kOk;
   const int num_warps = static_cast<int>(std::min<int64_t>(a.num_streams, kMaxWarps));
-  return launch(step_commit_kernel, {dim3(1), dim3(num_warps * kWarp), 0, 1, true}, stream, a);
+  return launch(step_commit_kernel, {dim3(1), dim3(num_warps * kWarp), 0, 1, Start::kEarly}, stream, a);
 }
 
 }  // namespace kdtree

@@ -47,14 +47,14 @@ dim3 grid_of(const Args& a) {
 int swiglu_cuda(const SwigluArgs& a, void* stream) {
   if (a.num_rows == 0 || a.dim == 0) return kOk;
   return with_dtype(a.dtype, [&](auto element) {
-    return launch(swiglu_kernel<decltype(element)>, {grid_of(a), dim3(kThreads), 0, 1, true}, stream, a);
+    return launch(swiglu_kernel<decltype(element)>, {grid_of(a), dim3(kThreads), 0, 1, Start::kEarly}, stream, a);
   });
 }
 
 int residual_add_cuda(const ResidualAddArgs& a, void* stream) {
   if (a.num_rows == 0 || a.dim == 0) return kOk;
   return with_dtype(a.dtype, [&](auto element) {
-    return launch(residual_add_kernel<decltype(element)>, {grid_of(a), dim3(kThreads), 0, 1, true}, stream, a);
+    return launch(residual_add_kernel<decltype(element)>, {grid_of(a), dim3(kThreads), 0, 1, Start::kEarly}, stream, a);
   });
 }
 

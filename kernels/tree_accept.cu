@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads) tree_accept_kernel(TreeAcceptArgs a)
 int tree_accept_cuda(const TreeAcceptArgs& a, void* stream) {
   if (a.num_tree_slots > kMaxBudget + 1) return kUnsupported;
   if (a.num_streams == 0) return kOk;
-  return launch(tree_accept_kernel, {dim3(a.num_streams), dim3(kThreads), 0, 1, true}, stream, a);
+  return launch(tree_accept_kernel, {dim3(a.num_streams), dim3(kThreads), 0, 1, Start::kEarly}, stream, a);
 }
 
 }  // namespace kdtree

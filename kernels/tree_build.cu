@@ -203,7 +203,7 @@ int tree_build_cuda(const TreeBuildArgs& a, void* stream) {
   const bool is_small = a.max_budget <= kSmallTree;
   const size_t shared_bytes = is_small ? sizeof(SmallShared) : sizeof(AnyShared);
   return launch(is_small ? tree_build_small_kernel : tree_build_kernel,
-                {dim3(a.num_streams), dim3(kBuildThreads), shared_bytes, 1, true}, stream, a, table_size);
+                {dim3(a.num_streams), dim3(kBuildThreads), shared_bytes, 1, Start::kEarly}, stream, a, table_size);
 }
 
 }  // namespace kdtree

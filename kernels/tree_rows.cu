@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads) tree_rows_kernel(TreeRowsArgs a) {
 
 int tree_rows_cuda(const TreeRowsArgs& a, void* stream) {
   if (a.num_streams == 0) return kOk;
-  return launch(tree_rows_kernel, {dim3(a.num_streams), dim3(kThreads), 0, 1, true}, stream, a);
+  return launch(tree_rows_kernel, {dim3(a.num_streams), dim3(kThreads), 0, 1, Start::kEarly}, stream, a);
 }
 
 }  // namespace kdtree

@@ -62,7 +62,7 @@ template <class Float>
 int launch_fold(const AttnLaunch& launch_args, const Device& device, void* stream) {
   const int64_t pieces = launch_args.num_queries * ceil_div(launch_args.a.latent_dim, kFoldColumns);
   const int64_t most = device.num_multiprocessors * kFoldBlocks;
-  const LaunchShape shape{dim3(pieces < most ? pieces : most), dim3(kFoldThreads), 0, 1, true};
+  const LaunchShape shape{dim3(pieces < most ? pieces : most), dim3(kFoldThreads), 0, 1, Start::kEarly};
   return launch(attn_fold_kernel<Float>, shape, stream, launch_args);
 }
 
@@ -80,7 +80,7 @@ int launch_wgmma(const AttnLaunch& launch_args, const LaunchShape& shape, void* 
 int launch_leaves(const AttnLaunch& launch_args, const Device& device, void* stream) {
   const VerifyAttnArgs& a = launch_args.a;
   const auto shape = [&](int threads, int shared_bytes) {
-    return LaunchShape{dim3(device.num_multiprocessors), dim3(threads), size_t(shared_bytes), 1, true};
+    return LaunchShape{dim3(device.num_multiprocessors), dim3(threads), size_t(shared_bytes), 1, Start::kEarly};
   };
   const bool aligned = (reinterpret_cast<uintptr_t>(a.cache) | reinterpret_cast<uintptr_t>(a.q_latent) |
                         reinterpret_cast<uintptr_t>(a.q_rope)) % 16 == 0;

@@ -2,8 +2,10 @@
 
 build      compile the kernels by the JIT build, once; the sanitizer's libraries beside it
 bench      the timed groups of `kdtree-nb bench --device cuda`, alone on the machine
-checks     side by side: the tests with the GPU as device, the chapters, the counts of the bench (invariance), the
-           checks of tests/cuda (attention to 128k, linear, small operations), a checkpoint of Moonlight's dimensions
+book       the chapters, which compare times too
+checks     side by side: the tests with the GPU as device, the counts of the bench (invariance), the checks of
+           tests/cuda (attention to 128k, linear, small operations)
+checkpoint a checkpoint of Moonlight's dimensions: written, loaded, decoded
 sanitizer  compute-sanitizer over every kernel
 
 Each part writes its log and record into OUT as it goes; a part that fails or runs out of time does not stop the others.
@@ -50,32 +52,29 @@ def tests(out: Path) -> list[str]:
         "--ignore=tests/cuda/test_compile.py",
         "--ignore=tests/test_environment.py",
     ]
-    return [PYTHON, "-m", "pytest", *folders, "-q", "-n", "10", "-p", "no:cacheprovider", "-k", "cuda or device or gpu"]
+    return [PYTHON, "-m", "pytest", *folders, "-q", "-n", "14", "-p", "no:cacheprovider", "-k", "cuda or device or gpu"]
 
 
 def phases(out: Path) -> dict[str, list[tuple[str, list[str], float]]]:
     """Phase -> parts that run side by side: name, command, most seconds."""
     counts = [word for name in COUNTS for word in ("--group", name)]
+    checkpoint = [PYTHON, "-m", "kdtree_nb.bench.load_checkpoint"]
     sanitize, libraries = [PYTHON, str(HERE / "sanitize.py"), str(out)], out.parent / f"{out.name}-libraries"
     return {
         "build": [
             ("build", [PYTHON, "-c", "from kdtree_nb import native; print(native.load())"], 180.0),
-            ("build_sanitizer", [PYTHON, str(HERE / "sanitize.py"), str(libraries), "--build-only", "90"], 180.0),
+            ("build_sanitizer", [PYTHON, str(HERE / "sanitize.py"), str(libraries), "--build-only", "90a"], 180.0),
         ],
         "bench": [("bench", bench(out, "times", timed_groups()), 200.0)],
+        "book": [("chapters", [PYTHON, str(HERE / "run_chapters.py"), str(out)], 150.0)],
         "checks": [
-            ("tests", tests(out), 280.0),
-            ("chapters", [PYTHON, str(HERE / "run_chapters.py"), str(out)], 280.0),
+            ("tests", tests(out), 240.0),
             ("counts", bench(out, "counts", counts), 200.0),
             ("attention", [PYTHON, str(HERE / "run_attn.py"), "long"], 200.0),
             ("linear", [PYTHON, str(HERE / "run_linear.py")], 200.0),
             ("small_ops", [PYTHON, str(HERE / "run_small_ops.py"), "check"], 200.0),
-            (
-                "moonlight",
-                [PYTHON, "-m", "kdtree_nb.bench.load_checkpoint", "--out", str(out / "moonlight.json")],
-                280.0,
-            ),
         ],
+        "checkpoint": [("moonlight", [*checkpoint, "--out", str(out / "moonlight.json")], 180.0)],
         "sanitizer": [("sanitizer", [*sanitize, "--library", str(libraries / "kernels.so"), "--skip-checks"], 200.0)],
     }
 

@@ -203,7 +203,7 @@ def main() -> int:
     parser.add_argument("tools", nargs="*", choices=[*TOOLS, []], help="default: all")
     parser.add_argument("--library", type=Path, help="kernels.so of --build-only, beside checks.so")
     parser.add_argument(
-        "--build-only", metavar="ARCH", help="build FOLDER/kernels.so for this architecture, such as 90"
+        "--build-only", metavar="ARCH", help="build FOLDER/kernels.so for this architecture, such as 90a"
     )
     parser.add_argument("--limit-s", type=float, default=130.0, help="the most seconds for one process")
     parser.add_argument("--skip-checks", action="store_true", help="leave out the kernel checks, which take longest")

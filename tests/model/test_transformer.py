@@ -89,10 +89,11 @@ def test_bf16_logits_follow_the_rounding_table(name, device):
     exact = reference.ReferenceModel(config, weights).logits(tokens)
     rounded = reference.ReferenceModel(config, weights, "bf16").logits(tokens)
     got = logits_of(build_model(config, weights, device, torch.bfloat16), tokens).cpu().numpy()
-    distance = np.sqrt(np.mean((got - rounded) ** 2))
+    # Per position, and the median of them: one expert chosen otherwise, at a near tie, moves few positions a lot.
+    to_rounded, to_exact = (np.median(np.sqrt(np.mean((got - other) ** 2, axis=-1))) for other in (rounded, exact))
     # A GPU rounds P relative to a maximum that moves with the keys, the reference relative to the final one.
     nearer = 0.5 if device.type == "cpu" else 0.75
-    assert distance <= nearer * np.sqrt(np.mean((got - exact) ** 2))
+    assert to_rounded <= nearer * to_exact
 
 
 def test_logits_are_left_out_where_they_are_not_needed():
