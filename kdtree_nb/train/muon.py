@@ -16,7 +16,7 @@ def orthogonalise(matrices: torch.Tensor, num_iterations: int = 5) -> torch.Tens
     x = matrices / (matrices.flatten(1).norm(dim=1)[:, None, None] + 1e-7)
     for _ in range(num_iterations):
         gram = x @ x.mT
-        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * (gram @ gram)) @ x
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
     return x
 
 
@@ -52,18 +52,20 @@ class Muon(torch.optim.Optimizer):
                 self._step_batch(batch, group["lr"], group["momentum"], group["weight_decay"])
 
     def _step_batch(self, params: list[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
-        directions = []
+        """The lists go through few kernels each: a small model's update is mostly launches."""
         for param in params:
-            kept = self.state[param].setdefault("average", torch.zeros_like(param, dtype=self._momentum_dtype))
-            average = kept.to(param.dtype).lerp(param.grad, 1 - momentum)
-            kept.copy_(average)
-            directions.append(_wide(param.grad.lerp(average, momentum)).flatten(0, -3))
+            if "average" not in self.state[param]:
+                self.state[param]["average"] = torch.zeros_like(param, dtype=self._momentum_dtype)
+        kept, grads = [self.state[param]["average"] for param in params], [param.grad for param in params]
+        averages = torch._foreach_lerp([average.to(grads[0].dtype) for average in kept], grads, 1 - momentum)
+        torch._foreach_copy_(kept, averages)
+        directions = [_wide(d).flatten(0, -3) for d in torch._foreach_lerp(grads, averages, momentum)]
         updates = orthogonalise(torch.cat(directions).to(self._compute_dtype)).split([len(d) for d in directions])
+        torch._foreach_mul_(params, 1 - lr * weight_decay)
         for param, update in zip(params, updates, strict=True):
             rows, columns = param.shape[-2:]
             update = (update.mT if rows > columns else update).reshape(param.shape)
-            param.mul_(1 - lr * weight_decay)
-            param.add_(update.to(param.dtype), alpha=-lr * max(1, rows / columns) ** 0.5)
+            param.add_(update, alpha=-lr * max(1, rows / columns) ** 0.5)
 
 
 def _wide(matrix: torch.Tensor) -> torch.Tensor:
