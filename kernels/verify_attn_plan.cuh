@@ -174,8 +174,8 @@ __device__ void make_plan(const AttnLaunch& launch, const AttnCosts& costs, Attn
   const int allocated = int(launch.num_rows);  // what is loaded first must not wait for the row count
   int s = stream_at(thread, allocated), before = stream_at(thread - 1, allocated);
   int behind = stream_at(thread + 1, allocated);
-  if (blockIdx.x == 0 && thread == 0)
-    atomicExch(reinterpret_cast<unsigned long long*>(launch.tickets), static_cast<unsigned long long>(kTicketMark));
+  if (blockIdx.x == 0 && thread == 0)  // a store that atomics of other blocks see whole; nothing is read
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(launch.tickets), "l"(kTicketMark) : "memory");
   if (thread == 0) plan.num_rows = num_rows;
   for (int i = thread; i < num_streams; i += step) {
     const int prefix = a.prefix_len[i];

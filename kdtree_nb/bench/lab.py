@@ -70,6 +70,7 @@ def synchronized(function: Callable[[], object]) -> Sample:
 def graphed(function: Callable[[], None]) -> Callable[[], None]:
     """What replays the device work of `function` as one CUDA graph."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # what `function` reads may still be being written
     with torch.cuda.stream(stream):
         function()
     torch.cuda.synchronize()

@@ -126,4 +126,5 @@ class Cutter:
             total = (prefix_len * active).sum(dim=0, keepdim=True)
             mean = total.div(num_active.clamp(min=1), rounding_mode="floor")
         place = mean.div(self._unit, rounding_mode="floor").clamp_(max=GRID - 1)
-        return cut(tree, table.index_select(0, place)[0])
+        num_rows = tree.log_prob.numel()  # a drafter's own tree can be narrower than the budget allows
+        return cut(tree, table.index_select(0, place)[0, : num_rows + 1])

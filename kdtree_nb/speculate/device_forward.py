@@ -105,7 +105,7 @@ class DeviceForward:
 
     def _put(self, to: torch.Tensor, values: np.ndarray | list[int]) -> None:
         """Copy to the device in the order of the stream, without waiting."""
-        host = torch.as_tensor(values, dtype=to.dtype)
+        host = torch.as_tensor(values, dtype=to.dtype, device="cpu")  # whatever the default device is
         to.copy_(host.pin_memory() if to.is_cuda else host, non_blocking=True)
 
     def prefill(self, tree: DraftTree) -> None:

@@ -101,7 +101,7 @@ class Chooser:
         self.is_greedy = all(sampling.temperature == 0 for sampling in samplings)
         columns = zip(*(dataclasses.astuple(sampling) for sampling in samplings), strict=True)
         for tensor, column in zip(self._parameters, columns, strict=True):
-            tensor.copy_(torch.tensor(column, dtype=tensor.dtype))
+            tensor.copy_(torch.tensor(column, dtype=tensor.dtype, device="cpu"))
 
     def __call__(self, logits: torch.Tensor, rows: ops.Rows) -> torch.Tensor:
         if self.is_greedy:

@@ -45,7 +45,7 @@ class StepRunner:
         self.ring.step.zero_()
         self._graph = CudaGraph(functools.partial(self._step, self.ring), device, pool)
         self.result = self._graph.result
-        self._records = torch.empty(self.ring.records.shape, dtype=torch.int64, pin_memory=True)
+        self._records = torch.empty(self.ring.records.shape, dtype=torch.int64, device="cpu", pin_memory=True)
         self._events = [torch.cuda.Event() for _ in range(RING_SIZE)]
 
     def launch(self) -> int:

@@ -22,6 +22,10 @@ def text_hidden(model: Model, texts: torch.Tensor, layers: Sequence[int]) -> lis
     vocabulary.
     """
     num_texts, length = texts.shape
+    if length and not 0 <= texts.min() <= texts.max() < model.config.vocab_size:
+        raise ValueError(
+            f"text_hidden: token: expected ids of 0 … {model.config.vocab_size - 1}, got {texts.min()} … {texts.max()}"
+        )
     cache = model.new_cache(num_texts, length)
     prefix_len = torch.zeros(num_texts, dtype=torch.int32, device=model.device)
     parts: list[list[torch.Tensor]] = [[] for _ in layers]

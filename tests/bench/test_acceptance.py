@@ -124,7 +124,7 @@ class Listener:
         self.seen = {}
 
     def attach(self, model, num_streams, num_slots):
-        self.seen = {}
+        self.seen, self.device = {}, model.device
         return Attached(self)
 
 
@@ -144,7 +144,10 @@ class Attached:
             assert all((s, p) in self.owner.seen for p in range(len(tokens) - 1))
             assert (s, len(tokens) - 1) not in self.owner.seen
         count = len(context.tokens)
-        return drafters.DraftCandidates(torch.zeros(count, 1, 1), torch.ones(count, 1, 1, dtype=torch.int64))
+        nothing, device = (count, 1, 1), self.owner.device
+        return drafters.DraftCandidates(
+            torch.zeros(nothing, device=device), torch.ones(nothing, dtype=torch.int64, device=device)
+        )
 
 
 def test_hidden_states_are_those_of_decoding(models, prompts, texts):

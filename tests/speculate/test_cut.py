@@ -226,6 +226,8 @@ def test_one_to_ten_streams(models, prompts, ar, monkeypatch, kind, num_streams)
 @pytest.mark.parametrize("kind", ["host", "device"])
 def test_every_step_is_cut_where_brute_force_cuts_it(models, prompts, ar, monkeypatch, kind):
     model = models("tiny2")
+    if kind == "device" and model.device.type == "cuda":
+        pytest.skip("a captured step cannot be watched; the kind host cuts on the GPU by the same function")
     drafter = make_drafter("skip gram", [g.tokens for g in ar("tiny2")], model.config.vocab_size)
     monkeypatch.setattr(engine_module, "_kind", lambda use_graphs, device: getattr(engine_module, kind.upper()))
     cost, seen, records = linear_cost(model, kind, drafter, 0.05), [], []
