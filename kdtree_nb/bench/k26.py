@@ -35,7 +35,7 @@ LAUNCH_ROWS = (1, 16)
 REDUCE_US = 10.0
 """Assumed microseconds of one sum over ranks, for the projection alone."""
 
-CASES_PER_TREE, EXACT_ROWS, EXACT_PREFIX_LEN = 30, 64, 4096
+CASES_PER_TREE, EXACT_ROWS, EXACT_PREFIX_LEN = 20, 64, 4096
 """Exactness: random cases asked for per tree that is drawn, its most rows, and the longest prefix in front of it."""
 
 LAYER_VOCAB = 1024

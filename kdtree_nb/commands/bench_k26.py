@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,6 +48,8 @@ def groups(args: argparse.Namespace) -> tuple[dict[str, Group], Effort]:
     from kdtree_nb.bench import k26
 
     effort = bench.Effort.quick() if args.quick else bench.Effort(num_rounds=k26.NUM_ROUNDS)
+    if args.rows or args.prefix:  # whoever names sizes wants them all
+        effort = dataclasses.replace(effort, every=1)
     given = {"rows": args.rows, "prefix_lens": args.prefix, "reduce_us": args.reduce_us}
     plan = k26.Plan.published(args.tp_rank_of, args.layers, args.small, **given)
     return k26.k26_groups(k26.k26_lab(args.device, effort), plan), effort

@@ -1,7 +1,7 @@
 """Pictures, timing and exercises for the chapters. Figures are transparent and read in light and dark mode."""
 
 from kdtree_nb.native.devices import device_label
-from kdtree_nb.viz import exercise, gpu
+from kdtree_nb.viz import exercise, gpu, k26
 from kdtree_nb.viz.acceptance import draw_acceptance
 from kdtree_nb.viz.budget import best_budget, plot_by_budget, plot_choice, plot_coverage
 from kdtree_nb.viz.mask import draw_mask
@@ -51,6 +51,7 @@ __all__ = [
     "exercise",
     "figure",
     "gpu",
+    "k26",
     "load_record",
     "load_records",
     "load_training",

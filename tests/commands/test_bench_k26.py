@@ -19,6 +19,7 @@ def test_a_small_run_prints_and_writes_where_told(capsys, tmp_path, monkeypatch)
     assert record.command.endswith(shlex.join(["kdtree-nb", "bench", "k26", "--device", "cpu", "--tp-rank-of", "8",
                                                "--layers", "2", "--rows", "1", "3", "--prefix", "32", "--small",
                                                "--quick"]))  # fmt: skip
+    assert [r.params["rows"] for r in record.results if r.name == "k26_step/captured"] == [1, 3]
     assert record.find("k26_step/captured", rows=1).params["hidden"] == 256
     assert cli.main([*SMALL, "--rows", "1"]) == 0 and "record:" not in capsys.readouterr().out
 

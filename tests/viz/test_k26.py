@@ -1,0 +1,40 @@
+"""Kimi K2.6 in numbers, and how its record is found."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kdtree_nb import viz
+
+
+def a_record(tmp_path, layers, name="k26_step/captured"):
+    def result(rows, prefix_len):
+        params = {"rows": rows, "prefix_len": prefix_len, "layers": layers, "hidden": 7168}
+        return {"name": name, "unit": "s", "samples": [1e-3 * rows], "params": params}
+
+    fields = {"device": "a card", "date": "2026-11-30", "commit": "c", "versions": {"torch": "2"}, "command": "k"}
+    path = tmp_path / f"{layers}.json"
+    path.write_text(json.dumps(fields | {"results": [result(4, 64), result(1, 64), result(2, 128)]}))
+    return viz.load_record(path)
+
+
+def test_a_rank_of_eight_holds_an_eighth_of_what_is_split():
+    whole, eighth = viz.k26.rank_memory(1), viz.k26.rank_memory(8)
+    assert sum(whole.values()) == viz.k26.plan().num_bytes
+    assert eighth["routed experts"] == whole["routed experts"] / 8 and eighth["embedding"] == whole["embedding"]
+    assert sum(eighth.values()) == pytest.approx(viz.k26.plan().bytes_per_rank(8, 0), abs=8)
+    assert viz.k26.rank(8).model.num_attention_heads == 8
+
+
+def test_only_a_record_of_all_layers_counts(tmp_path):
+    part, whole = a_record(tmp_path, 3), a_record(tmp_path, 61)
+    assert viz.k26.recorded([part, whole]) is whole
+    assert viz.k26.recorded([part]) is None and viz.k26.recorded([]) is None
+
+
+def test_steps_by_rows(tmp_path):
+    steps = viz.k26.measured_steps(a_record(tmp_path, 61), 64)
+    assert {rows: r.median for rows, r in steps.items()} == {1: 1e-3, 4: 4e-3} and list(steps) == [1, 4]
+    assert viz.k26.measured_steps(a_record(tmp_path, 61), 65) == {}
