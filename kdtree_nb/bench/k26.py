@@ -254,13 +254,14 @@ class _Cell:
         return place | {"distinct_experts": experts} | self.lab.work(num_bytes, work.flops, DTYPE)
 
     def _sample(self, replay: Callable[[], object]) -> Sample:
-        """Device seconds of one replay; on a CPU seconds of the call."""
+        """Device seconds of one replay behind another, so that its launch is not waited for; on a CPU of the call."""
         if self.step.rank.device.type == "cpu":
             return self.lab.wall(replay)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
         def sample() -> float:
             torch.cuda.synchronize()
+            replay()
             begin.record()
             replay()
             end.record()

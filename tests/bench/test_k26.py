@@ -121,8 +121,10 @@ def test_a_step_with_the_stand_in_gives_the_same_logits(rank):
 
 
 def test_a_rank_is_int4_where_the_checkpoint_is(rank):
-    experts = rank.model.layers[1].feed_forward.experts
-    assert experts.gate_up_scale is not None and experts.shared_gate_up is not None
+    model, experts = rank.config.model, rank.model.layers[1].feed_forward.experts
+    routed = (experts.gate_up, experts.down, experts.gate_up_scale, experts.down_scale)
+    count = 3 * model.n_routed_experts * model.hidden_size * model.moe_intermediate_size
+    assert sum(t.numel() * t.element_size() for t in routed if t is not None) == count * (0.5 + 2 / 32)
     with torch.inference_mode():
         again = Rank(rank.config, rank.device, 16)
     assert torch.equal(again.model.head.data, rank.model.head.data)
