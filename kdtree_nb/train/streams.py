@@ -10,12 +10,17 @@ from torch.nn import functional
 from kdtree_nb.train.plain_model import PlainModel
 
 
+def upload(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`values`, which lie on the host, on `device`. From pinned memory: a plain copy waits until the GPU is idle."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
+
+
 def sample_windows(stream: torch.Tensor, num_windows: int, length: int, generator: torch.Generator) -> torch.Tensor:
     """int64 [num_windows, length] pieces of a stream of token ids at random places."""
     if len(stream) < length:
         raise ValueError(f"sample_windows: expected a stream of at least {length} tokens, got {len(stream)}")
-    start = torch.randint(0, len(stream) - length + 1, (num_windows, 1), generator=generator).to(stream.device)
-    return stream[start + torch.arange(length, device=stream.device)].long()
+    start = torch.randint(0, len(stream) - length + 1, (num_windows, 1), generator=generator)
+    return stream[upload(start, stream.device) + torch.arange(length, device=stream.device)].long()
 
 
 def next_token_loss(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

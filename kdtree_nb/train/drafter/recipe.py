@@ -8,8 +8,9 @@ from kdtree_nb.config import ModelConfig
 from kdtree_nb.drafters import DFlashConfig
 from kdtree_nb.errors import CheckpointError
 
-MIXED_SIZES = (16,) * 28 + (8,) * 14 + tuple(range(2, 16))
-"""Half of the blocks whole, a quarter of 8, the rest of any size: a drafter fails with fewer masks than it has seen."""
+MIXED_SIZES = (16,) * 56 + (8,) * 14 + tuple(range(2, 16))
+"""Two thirds of the blocks whole, a sixth of 8, the rest of any size: a drafter fails with fewer masks than it has
+seen, and learns most from whole blocks."""
 
 MIXED_SIZES_OF_8 = (8,) * 6 + tuple(range(2, 8))
 """The same for blocks of up to 8."""
@@ -100,7 +101,7 @@ class Preset:
 
 PRESETS = {
     "gpu": Preset(
-        Shape(),
+        Shape(width=768),
         Recipe(num_steps=18000),
         "the drafter of nano-k2: 74 M blocks, planned for at most 8 minutes on an H200",
     ),

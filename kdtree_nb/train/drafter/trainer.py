@@ -23,6 +23,7 @@ from kdtree_nb.train.drafter.target import FrozenTarget
 from kdtree_nb.train.muon import Muon
 from kdtree_nb.train.nano.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from kdtree_nb.train.optimizers import apply_update, lr_share
+from kdtree_nb.train.streams import upload
 
 NUM_CURVE_POINTS = 200
 
@@ -62,11 +63,11 @@ def sample_blocks(
     Tokens behind a block's size or the text's end have weight 0.
     """
     B, T = tokens.shape
-    chance = torch.rand(B, recipe.anchors, generator=generator).to(tokens.device)
+    chance = upload(torch.rand(B, recipe.anchors, generator=generator), tokens.device)
     first = prompt_len[:, None].long() - 1
     anchor = first + (chance * (T - 1 - first)).long().clamp(max=T - 2)
     which = torch.randint(0, len(recipe.block_sizes), (B, recipe.anchors), generator=generator)
-    size = torch.tensor(recipe.block_sizes)[which].clamp(max=block_size).to(tokens.device)
+    size = upload(torch.tensor(recipe.block_sizes)[which].clamp(max=block_size), tokens.device)
     depth = torch.arange(1, block_size, device=tokens.device)
     place = anchor[..., None] + depth
     target = tokens.gather(1, place.clamp(max=T - 1).flatten(1)).view(place.shape)
@@ -140,7 +141,8 @@ class Trainer:
         """One step. Its texts and blocks depend on the seed and the step alone."""
         recipe = self.recipe
         generator = torch.Generator().manual_seed((recipe.seed << 32) + self.step)
-        place = torch.randint(0, len(self.tokens), (recipe.batch_texts,), generator=generator).to(self.tokens.device)
+        place = torch.randint(0, len(self.tokens), (recipe.batch_texts,), generator=generator)
+        place = upload(place, self.tokens.device)
         tokens = self.tokens[place].long()
         features = self.target.features(tokens) if self._features is None else self._features[place]
         blocks = sample_blocks(tokens, self.prompt_len[place], recipe, self.config.block_size, generator)
