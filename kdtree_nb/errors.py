@@ -33,5 +33,9 @@ class NonFiniteError(KdtreeError):
     """A model or drafter produced NaN logits. Names the stream and the position."""
 
 
+class QueueFullError(KdtreeError):
+    """An engine has as many streams, running and waiting, as it takes. Names the limits and what frees a place."""
+
+
 class CalibrationError(KdtreeError):
     """No cost model was measured for this device, model, dtype and build, or the one found is stale or damaged."""

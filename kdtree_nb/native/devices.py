@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from kdtree_nb.errors import DeviceMemoryError
@@ -55,6 +56,12 @@ def _free(device: torch.device) -> str:
         f"{device} has {free / 2**30:.1f} of {total / 2**30:.1f} GiB free, and this process's tensors hold "
         f"{held / 2**30:.1f} GiB"
     )
+
+
+def put(to: torch.Tensor, values: np.ndarray | Sequence[float]) -> torch.Tensor:
+    """Copy `values` from the host into `to`, in the order of its device's stream and without waiting for it."""
+    host = torch.as_tensor(values, dtype=to.dtype, device="cpu")  # whatever the default device is
+    return to.copy_(host.pin_memory() if to.is_cuda else host, non_blocking=True)
 
 
 def device_label(device: str | torch.device = "cpu") -> str:

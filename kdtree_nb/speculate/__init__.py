@@ -3,6 +3,7 @@
 from kdtree_nb.speculate.cost import CostModel
 from kdtree_nb.speculate.cost_store import load_cost, save_cost
 from kdtree_nb.speculate.engine import Engine
+from kdtree_nb.speculate.handle import Handle, Latency
 from kdtree_nb.speculate.measure_cost import Effort as CostEffort
 from kdtree_nb.speculate.measure_cost import calibrate
 from kdtree_nb.speculate.metrics import Metrics, RankCounter, summarize
@@ -15,6 +16,8 @@ __all__ = [
     "Engine",
     "Generation",
     "GenerationStats",
+    "Handle",
+    "Latency",
     "Metrics",
     "RankCounter",
     "Sampling",

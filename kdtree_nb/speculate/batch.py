@@ -1,9 +1,9 @@
-"""Batch: S streams decoded together, and the five verbs of a step."""
+"""Batch: up to S streams decoded together, and the five verbs of a step."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,7 +26,7 @@ from kdtree_nb.speculate.stream import Stream
 from kdtree_nb.tree import DraftTree
 
 PREFILL_CHUNK_TOKENS = 256
-"""Prompt tokens per stream in one prefill forward. The logits do not depend on it."""
+"""Prompt tokens in one prefill forward, per stream, or together while others wait. The logits do not depend on it."""
 
 
 class Verified(NamedTuple):
@@ -54,46 +54,93 @@ class Accepted(NamedTuple):
 
 
 class Batch:
-    """Per-step state of S streams: i32 tensors prefix_len, budget, active [S] and i64 bonus [S] on `device`.
+    """Per-step state of S slots: i32 tensors prefix_len, budget, active [S] and i64 bonus [S] on `device`.
 
-    A stream that has finished keeps its place with active 0, budget 0 and no rows.
+    A stream joins in a free slot, is prefilled, then takes part in steps until it has finished. Without a part in a
+    step, a slot has active 0, budget 0 and no rows. What a stream emits does not depend on the others.
+
+    max_budget: most tree nodes of a stream besides the root
+    is_open:    streams join while others run: those get a step between two chunks of prefill, which are shorter
     """
 
     def __init__(
-        self, forward: TreeForward, drafter: AnyDrafter | None, streams: list[Stream], return_logits: bool = False,
-        on_step: Callable[[StepRecord], None] | None = None, mode: Mode = TREE,
+        self, forward: TreeForward, drafter: AnyDrafter | None, max_budget: int,
+        on_step: Callable[[StepRecord], None] | None = None, mode: Mode = TREE, is_open: bool = False,
     ) -> None:  # fmt: skip
-        self.model, self.streams = forward.model, streams
-        self.device = forward.tree_device
-        self.return_logits, self.on_step, self.mode = return_logits, on_step, mode
+        self.model, self.device = forward.model, forward.tree_device
+        self.on_step, self.mode, self.is_open = on_step, mode, is_open
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self.num_steps = 0
-        self.max_budget = max(s.budget for s in streams)
-        self.drafter = forward.features.attach(drafter if self.max_budget else None)
+        self.max_budget = max_budget
+        self.drafter = forward.features.attach(drafter if max_budget else None)
         self.forward, self.cache, self.prefix_len = forward, forward.cache, forward.prefix_len.zero_()
-        self.bonus = torch.tensor([s.tokens[-1] for s in streams], device=self.device)
-        self.roots = root_trees(self.bonus)
-        self._retire()
+        self.streams = [Stream.nobody(slot) for slot in range(self.cache.num_streams)]
+        self.roots = root_trees(torch.zeros(len(self.streams), dtype=torch.int64, device=self.device))
+        self._select()
 
-    def _retire(self) -> None:
-        """Let go of the streams that have finished."""
-        self.running = [s for s in self.streams if s.finish_reason is None]
-        running = {s.index for s in self.running}
-        device = self.device
-        self.all_running = len(running) == len(self.streams)
-        self.active = torch.tensor([int(s.index in running) for s in self.streams], dtype=torch.int32, device=device)
-        budgets = [s.budget if s.index in running else 0 for s in self.streams]
-        self.budget = torch.tensor(budgets, dtype=torch.int32, device=device)
+    @property
+    def free_slots(self) -> list[int]:
+        """Where nobody is."""
+        return [slot for slot, stream in enumerate(self.streams) if stream.index < 0]
+
+    def join(self, streams: Sequence[Stream]) -> None:
+        """Give each of `streams` a free slot, of which there must be enough. They begin with an empty cache."""
+        for stream, slot in zip(streams, self.free_slots, strict=False):
+            stream.slot, stream.budget = slot, min(stream.budget, self.max_budget)
+            self.streams[slot] = stream
+        self.forward.choose.set([s.sampling for s in self.streams])
+        self._load(streams)
+        self._enter()
+
+    def _load(self, streams: Sequence[Stream]) -> None:
+        """Bring the state of the slots of `streams` to a text's beginning."""
+        self.prefix_len[[s.slot for s in streams]] = 0
+
+    def _enter(self) -> None:
+        """Have those that are filled by now take part in steps."""
+        self.bonus = torch.tensor([s.tokens[-1] for s in self.streams], device=self.device)
+        self._select()
+
+    def leave(self, streams: Sequence[Stream]) -> None:
+        """Free the slots of `streams`, whether they have finished or not."""
+        for stream in streams:
+            self.streams[stream.slot] = Stream.nobody(stream.slot)
+        self.forward.choose.set([s.sampling for s in self.streams])
+        self._select()
+
+    def _select(self) -> None:
+        """Who is still to be prefilled, and who takes part in the next step."""
+        unfinished = [s for s in self.streams if s.finish_reason is None]
+        self.filling = [s for s in unfinished if s.num_unfilled > 0]
+        self.running = [s for s in unfinished if s.num_unfilled == 0]
+        slots = {s.slot for s in self.running}
+        self.all_running = len(slots) == len(self.streams)
+        budgets = [s.budget if s.slot in slots else 0 for s in self.streams]
+        self.budget = torch.tensor(budgets, dtype=torch.int32, device=self.device)
+        active = [int(s.slot in slots) for s in self.streams]
+        self.active = torch.tensor(active, dtype=torch.int32, device=self.device)
+
+    def advance(self) -> None:
+        """A chunk of prefill where one is due, then a step of those that run; in a batch that is not open, either."""
+        if self.filling:
+            self.prefill()
+        if self.running and (self.is_open or not self.filling):
+            self.step()
 
     @timed("prefill")
     def prefill(self) -> None:
-        """Put prompt[:-1] of every stream into the cache: a prompt is a tree without branches."""
-        prompts = [s.tokens[:-1] if s.finish_reason is None else [] for s in self.streams]
-        for start in range(0, max(map(len, prompts)), PREFILL_CHUNK_TOKENS):
-            chunks = [p[start : start + PREFILL_CHUNK_TOKENS] for p in prompts]
-            self.forward.prefill(chain_trees(chunks, self.device))
-            for stream, chunk in zip(self.streams, chunks, strict=True):
-                stream.stats.num_prefill_forwards += bool(chunk)
+        """Put a chunk of tokens[:-1] of those who fill into the cache: a prompt is a tree without branches."""
+        share = PREFILL_CHUNK_TOKENS // (len(self.filling) if self.is_open and self.running else 1)
+        chunks: list[list[int]] = [[] for _ in self.streams]
+        for stream in self.filling:
+            prompt = stream.tokens[:-1]
+            start = len(prompt) - stream.num_unfilled
+            chunks[stream.slot] = prompt[start : start + max(1, share)]
+        self.forward.prefill(chain_trees(chunks, self.device))
+        for stream in self.filling:
+            stream.num_unfilled -= len(chunks[stream.slot])
+            stream.stats.num_prefill_forwards += 1
+        self._enter()
 
     def step(self) -> None:
         """One target forward over all running streams; each emits at least one token."""
@@ -108,12 +155,12 @@ class Batch:
     @timed("draft")
     def draft(self) -> DraftCandidates | DraftTree | None:
         """What the drafter proposes for the running streams; None where no stream has room for a drafted token."""
-        if self.max_budget == 0 or all(s.num_remaining == 1 for s in self.running):
+        if all(s.budget == 0 or s.num_remaining == 1 for s in self.running):
             return None
         vocab_size = self.model.config.vocab_size
         context = DraftContext(
             tokens=[s.tokens for s in self.running],
-            stream_ids=[s.index for s in self.running],
+            stream_ids=[s.slot for s in self.running],
             num_prompt_tokens=[s.num_prompt_tokens for s in self.running],
             num_candidates=self.mode.num_candidates(self.max_budget, vocab_size),
             vocab_size=vocab_size,
@@ -175,21 +222,21 @@ class Batch:
         path, num_accepted, next_token = ops.tree_accept(tree, verified.target_token, tree.max_budget)
         nodes, lengths, target_token = path.tolist(), num_accepted.tolist(), verified.target_token.tolist()
         streams = self.running
-        if any(-1 in target_token[s.index][: verified.num_nodes[s.index]] for s in streams):
+        if any(-1 in target_token[s.slot][: verified.num_nodes[s.slot]] for s in streams):
             check_tokens(self, tree)  # on a GPU such a token gives NaN logits
-        paths = [nodes[s.index][: lengths[s.index]] for s in streams]
+        paths = [nodes[s.slot][: lengths[s.slot]] for s in streams]
         emitted, first_row = [], 0
         for stream, accepted in zip(streams, paths, strict=True):
-            chosen = target_token[stream.index]
+            chosen = target_token[stream.slot]
             emitted.append(stream.emit([chosen[0], *[chosen[node] for node in accepted]]))
-            num_nodes = verified.num_nodes[stream.index]
+            num_nodes = verified.num_nodes[stream.slot]
             stream.record_step(num_nodes, len(accepted), len(emitted[-1]))
-            if self.return_logits:
+            if stream.keeps_logits:
                 rows = [first_row + node for node in (0, *accepted)]
                 stream.logits.append(verified.logits[rows[: len(emitted[-1])]])
             first_row += num_nodes
         if any(stream.finish_reason for stream in streams):
-            self._retire()
+            self._select()
         return Accepted(path, num_accepted, next_token, streams, paths, emitted)
 
     @timed("draft")
@@ -218,7 +265,7 @@ class Batch:
 
     def _report(self, tree: DraftTree, verified: Verified, accepted: Accepted) -> None:
         if self.on_step:
-            streams = [stream.index for stream in accepted.streams]
+            streams = [stream.slot for stream in accepted.streams]
             target_token = verified.target_token.clone()  # the next step may overwrite it
             self.on_step(StepRecord(self.num_steps, streams, tree, target_token, accepted.paths, accepted.emitted))
         self.num_steps += 1

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -25,6 +26,14 @@ LOOKAHEAD = 4
 assert LOOKAHEAD <= RING_SIZE
 
 
+class InFlight(NamedTuple):
+    """A step that was launched: its runner, the place of its record, and the streams that ran as far as was known."""
+
+    runner: StepRunner
+    place: int
+    streams: list[Stream]
+
+
 class DeviceBatch(Batch):
     """A Batch whose state lies on the device; `running` and the streams follow it, a few steps behind.
 
@@ -33,37 +42,65 @@ class DeviceBatch(Batch):
     """
 
     def __init__(
-        self, forward: DeviceForward, drafter: AnyDrafter | None, streams: list[Stream], return_logits: bool = False,
-        on_step: Callable[[StepRecord], None] | None = None, mode: Mode = TREE,
+        self, forward: DeviceForward, drafter: AnyDrafter | None, max_budget: int,
+        on_step: Callable[[StepRecord], None] | None = None, mode: Mode = TREE, is_open: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(forward, drafter, streams, return_logits, on_step, mode)
-        forward.load(streams)
-        self._in_flight: deque[tuple[StepRunner, int]] = deque()
-        watched = return_logits or on_step is not None  # what a step leaves on the device is gone after the next one
-        self._lookahead = 1 if watched else LOOKAHEAD
+        super().__init__(forward, drafter, max_budget, on_step, mode, is_open)
+        self._in_flight: deque[InFlight] = deque()
         self._on_device = self.max_budget == 0 or isinstance(self.drafter, DeviceDrafter)
+        forward.begin()
+
+    def _load(self, streams: Sequence[Stream]) -> None:
+        """Bring the state of the slots of `streams` to a text's beginning, behind the steps in flight."""
+        self.forward.load(streams)
+        present = [s.stop_tokens for s in self.streams if s.finish_reason is None]
+        self.forward.stop_at(frozenset.intersection(*present) if present else frozenset())  # the host knows the others
+        self._activate(streams)
+
+    def _activate(self, streams: Sequence[Stream]) -> None:
+        """Have those of `streams` that are filled take part in the steps from now on."""
+        ready = [s.slot for s in streams if s.num_unfilled == 0 and s.finish_reason is None]
+        self.forward.set_active(ready, True)
+
+    def prefill(self) -> None:
+        """As the host's; who is filled takes part in the steps that are launched from now on."""
+        filling = self.filling
+        super().prefill()
+        self._activate(filling)
+
+    def leave(self, streams: Sequence[Stream]) -> None:
+        """Free the slots of `streams`; steps in flight may still go on with them, and are not listened to."""
+        self.forward.set_active([s.slot for s in streams], False)
+        super().leave(streams)
 
     def step(self) -> None:
-        """Take in one step of all running streams; each emits at least one token."""
+        """Take in one step of all running streams; each emits at least one token, unless the step was launched before
+        it joined."""
         tree = None
         if self._on_device:
             self.launch_ahead()
         else:
             tree = self.build(self.draft())
             self.launch(tree)
-        runner, record = self.wait()
-        self.emit(runner, record, tree)
+        runner, record, streams = self.wait()
+        self.emit(runner, record, [s for s in streams if s.finish_reason is None], tree)
 
     @timed("verify")
     def launch_ahead(self) -> None:
-        """Start as many steps as may be in flight, but no more than tokens remain: a step emits at least one."""
+        """Start as many steps as may be in flight, but no more than tokens remain: a step emits at least one.
+
+        What a watched step leaves on the device is gone after the next one: it is read before that is launched.
+        """
+        is_watched = self.on_step is not None or any(s.keeps_logits for s in self.running)
         longest = max(s.num_remaining for s in self.running)
-        while len(self._in_flight) < min(self._lookahead, longest):
-            runner = self._device_runner()
-            self._in_flight.append((runner, runner.launch()))
+        while len(self._in_flight) < min(1 if is_watched else LOOKAHEAD, longest):
+            self._launch(self._device_runner())
+
+    def _launch(self, runner: StepRunner) -> None:
+        self._in_flight.append(InFlight(runner, runner.launch(), self.running))
 
     def _device_runner(self) -> StepRunner:
-        if self.max_budget == 0:
+        if all(s.budget == 0 for s in self.running):
             return self.forward.root_runner()
         return self.forward.drafting_runner(self.drafter, self.max_budget, self.mode)
 
@@ -83,27 +120,30 @@ class DeviceBatch(Batch):
         else:
             runner = self.forward.tree_runner(num_nodes)
             runner.buffer.put(tree)
-        self._in_flight.append((runner, runner.launch()))
+        self._launch(runner)
 
     @timed("verify")
-    def wait(self) -> tuple[StepRunner, list[list[int]]]:
-        """The oldest step in flight and what its record holds: per stream the fields and the emitted tokens."""
-        runner, place = self._in_flight.popleft()
+    def wait(self) -> tuple[StepRunner, list[list[int]], list[Stream]]:
+        """The oldest step in flight, what its record holds, per slot the fields and the emitted tokens, and the streams
+        that it was launched for."""
+        runner, place, streams = self._in_flight.popleft()
         record = runner.wait(place)
         num_fields = len(ops.RECORD_FIELDS)
         used = num_fields + int(record[ops.RECORD_FIELDS.index("num_emitted")].max())
-        return runner, record[:used].T.tolist()
+        return runner, record[:used].T.tolist(), streams
 
     @timed("accept")
-    def emit(self, runner: StepRunner, record: list[list[int]], tree: DraftTree | None) -> None:
-        """Give the streams the tokens of a step. Raises NonFiniteError where its logits held a NaN."""
-        streams, bonus = self.running, [s.tokens[-1] for s in self.streams]
-        emitted = [self._emit(stream, *record[stream.index]) for stream in streams]
-        if self.return_logits or self.on_step:
+    def emit(
+        self, runner: StepRunner, record: list[list[int]], streams: list[Stream], tree: DraftTree | None
+    ) -> None:  # fmt: skip
+        """Give `streams` the tokens of a step. Raises NonFiniteError where its logits held a NaN."""
+        bonus = [s.tokens[-1] for s in self.streams]
+        emitted = [self._emit(stream, *record[stream.slot]) for stream in streams]
+        if self.on_step or any(s.keeps_logits for s in streams):
             self._watch(runner, record, streams, emitted, tree, bonus)
         self.num_steps += 1
         if any(stream.finish_reason for stream in streams):
-            self._retire()
+            self._select()
         if not self._on_device:
             self.bonus = torch.tensor([s.tokens[-1] for s in self.streams])
 
@@ -120,7 +160,7 @@ class DeviceBatch(Batch):
     def _draft_error(self) -> Exception:
         """Why the running streams' trees were refused: what the drafter says again, now looked at."""
         logits = self.drafter.draft_on_device(self.forward.state)
-        place = [stream.index for stream in self.running]
+        place = [stream.slot for stream in self.running]
         drafts = (
             values[place]
             for values in ops.draft_topk(logits, self.mode.num_candidates(self.max_budget, logits.shape[2]))
@@ -135,10 +175,10 @@ class DeviceBatch(Batch):
         result, num_nodes = runner.result, [fields[0] for fields in record]
         begin = [0, *itertools.accumulate(num_nodes)]
         all_paths = result.path.tolist()
-        paths = [all_paths[s.index][: record[s.index][1]] for s in streams]
-        if self.return_logits:
-            for stream, path, tokens in zip(streams, paths, emitted, strict=True):
-                rows = [begin[stream.index] + node for node in (0, *path)]
+        paths = [all_paths[s.slot][: record[s.slot][1]] for s in streams]
+        for stream, path, tokens in zip(streams, paths, emitted, strict=True):
+            if stream.keeps_logits:
+                rows = [begin[stream.slot] + node for node in (0, *path)]
                 stream.logits.append(result.logits[rows[: len(tokens)]])
         if self.on_step:
             tree = tree or self._step_tree(runner, num_nodes, bonus)
@@ -146,12 +186,12 @@ class DeviceBatch(Batch):
             flat = result.target_token.to(target_token.device)
             for row, first, count in zip(target_token, begin, num_nodes, strict=False):
                 row[:count] = flat[first : first + count]
-            indices = [s.index for s in streams]
-            self.on_step(StepRecord(self.num_steps, indices, tree, target_token, paths, emitted))
+            slots = [s.slot for s in streams]
+            self.on_step(StepRecord(self.num_steps, slots, tree, target_token, paths, emitted))
 
     def _step_tree(self, runner: StepRunner, num_nodes: list[int], bonus: list[int]) -> DraftTree:
         """The trees of a step on the device, which the next step overwrites."""
-        if self.max_budget > 0:
+        if runner.result.tree.max_budget > 0:
             return DraftTree(*(field.clone() for field in vars(runner.result.tree).values()))
         r = self.roots
         counts = torch.tensor(num_nodes, dtype=torch.int32)

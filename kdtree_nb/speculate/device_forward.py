@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ import torch
 from kdtree_nb.drafters import DeviceDrafter
 from kdtree_nb.model import LatentCache, Model
 from kdtree_nb.native import ops
-from kdtree_nb.native.devices import memory_for
+from kdtree_nb.native.devices import memory_for, put
 from kdtree_nb.speculate.device_step import (
     MakeTree,
     TreeBuffer,
@@ -87,26 +87,38 @@ class DeviceForward:
         """i32 [S]: tokens whose rows the cache holds."""
         return self.state.prefix_len
 
-    def load(self, streams: list[Stream]) -> None:
-        """Begin new texts: the prompts, how much each stream may emit, what stops it, and nothing in the cache."""
+    def begin(self) -> None:
+        """Nobody in any slot."""
+        self.state.active.zero_()
+        self.stop_at(frozenset())
+
+    def load(self, streams: Sequence[Stream]) -> None:
+        """Begin new texts in the slots of `streams`: the prompts, how much each may emit, and nothing in the cache."""
         texts = np.zeros((len(streams), max(len(s.tokens) for s in streams)), dtype=np.int64)
         for row, stream in zip(texts, streams, strict=True):
             row[: len(stream.tokens)] = stream.tokens
-        is_stop = np.zeros(len(self.is_stop), dtype=bool)
-        is_stop[[token for token in streams[0].stop_tokens if 0 <= token < len(is_stop)]] = True
-        state = self.state
-        state.prefix_len.zero_()
-        self._put(state.text[:, : texts.shape[1]], texts)
-        self._put(state.bonus, [s.tokens[-1] for s in streams])
-        self._put(state.remaining, [s.num_remaining for s in streams])
-        self._put(state.active, [int(s.finish_reason is None) for s in streams])
-        self._put(self.budget, [s.budget for s in streams])
-        self._put(self.is_stop, is_stop)
+        slots, state = self._upload([s.slot for s in streams], torch.int64), self.state
+        state.text[:, : texts.shape[1]].index_copy_(0, slots, self._upload(texts, torch.int64))
+        for to, values in (
+            (state.prefix_len, [0] * len(streams)), (state.bonus, [s.tokens[-1] for s in streams]),
+            (state.remaining, [s.num_remaining for s in streams]), (self.budget, [s.budget for s in streams]),
+        ):  # fmt: skip
+            to.index_copy_(0, slots, self._upload(values, to.dtype))
 
-    def _put(self, to: torch.Tensor, values: np.ndarray | list[int]) -> None:
-        """Copy to the device in the order of the stream, without waiting."""
-        host = torch.as_tensor(values, dtype=to.dtype, device="cpu")  # whatever the default device is
-        to.copy_(host.pin_memory() if to.is_cuda else host, non_blocking=True)
+    def set_active(self, slots: Sequence[int], is_active: bool) -> None:
+        """Who takes part in the steps that are launched from now on."""
+        if slots:
+            self.state.active.index_fill_(0, self._upload(slots, torch.int64), int(is_active))
+
+    def stop_at(self, tokens: frozenset[int]) -> None:
+        """Which tokens end the text of a stream without the host."""
+        is_stop = np.zeros(len(self.is_stop), dtype=bool)
+        is_stop[[token for token in tokens if 0 <= token < len(is_stop)]] = True
+        put(self.is_stop, is_stop)
+
+    def _upload(self, values: np.ndarray | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """`values` on the device, in the order of its stream and without waiting for it."""
+        return put(torch.empty(np.shape(values), dtype=dtype, device=self.device), values)
 
     def prefill(self, tree: DraftTree) -> None:
         """Append the rows of trees without branches, which lie on the host, to the cache and to the prefix."""

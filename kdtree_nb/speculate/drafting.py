@@ -60,7 +60,7 @@ def tree_from_candidates(batch: Batch, draft: DraftCandidates) -> DraftTree:
     if limited:
         log_probs = log_probs.clone()
         for stream in limited:
-            log_probs[stream.index, stream.num_remaining - 1 :] = -torch.inf
+            log_probs[stream.slot, stream.num_remaining - 1 :] = -torch.inf
     try:
         return _build(log_probs, token_ids, batch.bonus, batch.budget, batch.max_budget)
     except ValueError as error:
@@ -99,8 +99,8 @@ def tree_from_drafter(batch: Batch, draft: DraftTree) -> DraftTree:
 
 def _places(batch: Batch) -> torch.Tensor:
     """i64 [S]: the row of each stream among the running ones; a finished stream borrows row 0 (its budget is 0)."""
-    place = {s.index: row for row, s in enumerate(batch.running)}
-    return torch.tensor([place.get(s.index, 0) for s in batch.streams], device=batch.device)
+    place = {s.slot: row for row, s in enumerate(batch.running)}
+    return torch.tensor([place.get(s.slot, 0) for s in batch.streams], device=batch.device)
 
 
 def _name(batch: Batch) -> str:
@@ -123,20 +123,22 @@ def candidates_error(batch: Batch, draft: DraftCandidates, error: ValueError) ->
         return ValueError(f"draft: {_name(batch)}: {error}")
     row, level = where[0]
     stream = batch.running[row]
-    return NonFiniteError(
+    message = (
         f"draft: {_name(batch)}: stream {stream.index}: the log-probs for position {len(stream.tokens) + level} hold a "
         "NaN; check the drafter's weights and inputs"
     )
+    return stream.fail(NonFiniteError(message))
 
 
 def check_tokens(batch: Batch, tree: DraftTree, error: ValueError | None = None) -> None:
     """Raises ValueError that names the drafter if a drafted id outside the vocabulary is why the target failed."""
     vocab_size = batch.model.config.vocab_size
     for stream in batch.running:
-        token = tree.token[stream.index, : int(tree.num_nodes[stream.index])]
+        token = tree.token[stream.slot, : int(tree.num_nodes[stream.slot])]
         outside = token[(token < 0) | (token >= vocab_size)].tolist()
         if outside:
-            raise ValueError(
+            message = (
                 f"draft: {_name(batch)}: stream {stream.index}: expected token ids of 0 … {vocab_size - 1}, got "
                 f"{outside[0]}"
-            ) from error
+            )
+            raise stream.fail(ValueError(message)) from error

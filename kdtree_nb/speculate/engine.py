@@ -15,11 +15,20 @@ from kdtree_nb.speculate.cost import CostModel
 from kdtree_nb.speculate.device_batch import DeviceBatch
 from kdtree_nb.speculate.device_forward import DeviceForward
 from kdtree_nb.speculate.forward import TreeForward
+from kdtree_nb.speculate.handle import Handle
 from kdtree_nb.speculate.mode import AUTO, Auto, Mode, check_mode
-from kdtree_nb.speculate.request import check_budgets, check_counts, check_prompts, check_stop_tokens
+from kdtree_nb.speculate.request import (
+    check_budgets,
+    check_counts,
+    check_places,
+    check_prompt,
+    check_prompts,
+    check_stop_tokens,
+)
 from kdtree_nb.speculate.sampling import Sampling, check_samplings
 from kdtree_nb.speculate.stats import Generation, StepRecord
 from kdtree_nb.speculate.stream import Stream
+from kdtree_nb.speculate.streams import Streams
 
 DEFAULT_MAX_SEQ_LEN = 4096
 
@@ -52,7 +61,10 @@ def _kind(use_graphs: bool | None, device: torch.device) -> Kind:
 class Engine:
     """Decodes with `model`. A call keeps its own state: after an error the engine is as good as before.
 
-    The cache of a finished call is kept for the next one, and what was captured on it.
+    `generate_*` decodes a list of prompts together and returns when all have finished. `submit` takes in a prompt while
+    others are decoded and gives a handle. The engine has no thread of its own: a submitted stream moves when somebody
+    reads a handle, or calls `step` or `run`. The cache of what has finished is kept for what comes next, and what was
+    captured on it.
 
     drafter:     who proposes tokens for `generate_ddtree`; its quality decides the speed, never the output
     budget:      most drafted tokens per stream and step, 0 … 1023; or "auto": in each step the number that gives the
@@ -61,11 +73,14 @@ class Engine:
     use_graphs:  take each step as one CUDA graph, without waiting for the host; default: on a GPU
     mode:        what the budget is spent on: the heaviest "tree", or depth alone: a "chain"
     cost:        the cost model of "auto"; default: the one that was calibrated
+    max_streams: most submitted streams that are decoded together; the first takes memory for all of max_seq_len
+    max_waiting: most submitted streams that wait for a place among those
     """
 
     def __init__(
         self, model: Model, drafter: AnyDrafter | None = None, budget: int | str = 16, max_seq_len: int | None = None,
-        use_graphs: bool | None = None, mode: str = "tree", cost: CostModel | None = None,
+        use_graphs: bool | None = None, mode: str = "tree", cost: CostModel | None = None, max_streams: int = 10,
+        max_waiting: int = 64,
     ) -> None:  # fmt: skip
         is_drafter = hasattr(drafter, "draft") or hasattr(drafter, "attach")
         if drafter is not None and (isinstance(drafter, type) or not is_drafter):
@@ -85,6 +100,7 @@ class Engine:
             raise ValueError(
                 f"Engine: max_seq_len: expected 2 … {longest} (the model's max_position_embeddings), got {max_seq_len}"
             )
+        self._streams = Streams(self._open_batch, self._keep_forward, *check_places(max_streams, max_waiting))
 
     def generate_ar(
         self, prompt_ids: Prompts, max_new_tokens: int | Sequence[int], *, return_logits: bool = False,
@@ -111,6 +127,61 @@ class Engine:
         budget = self.budget if budget is None else budget
         return self._generate(prompt_ids, max_new_tokens, budget, return_logits, stop_token_ids, on_step, sampling)
 
+    def submit(
+        self, prompt_ids: Sequence[int], max_new_tokens: int, *, budget: int | None = None, return_logits: bool = False,
+        stop_token_ids: Sequence[int] | None = None, sampling: Sampling | None = None,
+    ) -> Handle:  # fmt: skip
+        """Take in one prompt, to be decoded together with the others that are there. Its output is the same to the bit
+        as alone, whoever joins and leaves meanwhile.
+
+        budget: most drafted nodes of this stream in a step, at most the engine's, which is the default; 0 is AR
+        The other arguments, and errors, as of `generate_ddtree`. Raises QueueFullError where max_waiting wait already.
+        """
+        prompt = check_prompt(prompt_ids, self.model.config.vocab_size, self.max_seq_len)
+        count = check_counts("submit: max_new_tokens", max_new_tokens, 1)[0]
+        largest = self._largest_budget()
+        wanted = largest if budget is None else budget
+        nodes = check_counts("submit: budget (at most the engine's)", wanted, 1, largest)[0]
+        if self.drafter is None and nodes:
+            raise ValueError(
+                f"submit: expected a drafter for budget {nodes}, got none: Engine(drafter=…), or budget=0, which is AR"
+            )
+        stop = self.model.config.eos_token_ids if stop_token_ids is None else stop_token_ids
+        chosen = check_samplings(sampling, 1)[0]
+        stream = self._stream(-1, prompt, count, nodes, chosen, check_stop_tokens(stop), return_logits)
+        return self._streams.submit(stream, self._no_logits(return_logits))
+
+    def step(self) -> bool:
+        """A chunk of prefill where one is due, and one step of all submitted streams that have a place. Returns whether
+        any is unfinished.
+
+        What goes wrong with one stream its handle raises. What concerns all is raised here, as is KeyboardInterrupt:
+        nothing is lost, and the next step goes on with what was emitted.
+        """
+        return self._streams.step()
+
+    def run(self) -> None:
+        """Take steps until all submitted streams have finished."""
+        while self.step():
+            pass
+
+    def close(self) -> None:
+        """End all submitted streams where they stand, take no more, and let go of the cache."""
+        self._streams.close()
+        self._spares.clear()
+
+    def _largest_budget(self) -> int:
+        """Most drafted nodes that a submitted stream may ask for."""
+        mode = self._mode(self.budget, self._streams.max_streams)
+        return mode.cutter.max_budget if mode.cutter else self.budget
+
+    def _open_batch(self) -> Batch:
+        """An empty batch for submitted streams."""
+        mode = self._mode(self.budget, self._streams.max_streams)
+        max_budget = 0 if self.drafter is None else self._largest_budget()
+        forward = self._forward_for(self._streams.max_streams, self.max_seq_len + 1 + max_budget)
+        return self._kind.batch(forward, self.drafter, max_budget, mode=mode, is_open=True)
+
     @torch.inference_mode()
     def _generate(
         self, prompt_ids: Prompts, max_new_tokens: int | Sequence[int], budget: int | str | Sequence[int],
@@ -120,19 +191,22 @@ class Engine:
         stop = self.model.config.eos_token_ids if stop_token_ids is None else stop_token_ids
         mode = self._mode(budget, len(prompts))
         budget = mode.cutter.max_budget if mode.cutter else budget
-        streams = self._streams(prompts, max_new_tokens, budget, check_stop_tokens(stop))
-        samplings = check_samplings(sampling, len(prompts))
-        forward = self._forward_for(streams)
-        forward.choose.set(samplings)
-        batch = self._kind.batch(forward, self.drafter, streams, return_logits, on_step, mode)
+        counts = check_counts("max_new_tokens", max_new_tokens, len(prompts))
+        budgets = check_budgets("generate", budget, len(prompts))
+        if self.drafter is None and any(budgets):
+            raise ValueError(f"generate_ddtree: expected a drafter for budget {budget}, got none: Engine(drafter=…)")
+        asked = zip(prompts, counts, budgets, check_samplings(sampling, len(prompts)), strict=True)
+        stop_tokens = check_stop_tokens(stop)
+        streams = [self._stream(i, *of_one, stop_tokens, return_logits) for i, of_one in enumerate(asked)]
+        num_slots = max(s.max_tokens + 1 + s.budget for s in streams)
+        forward = self._forward_for(len(streams), num_slots)
+        batch = self._kind.batch(forward, self.drafter, max(budgets), on_step, mode)
         with contextlib.closing(batch):
-            if batch.running:
-                batch.prefill()
-            while batch.running:
-                batch.step()
-        self._spares[:] = [forward]
-        vocab_size, device = self.model.config.vocab_size, self.model.device
-        no_logits = torch.empty(0, vocab_size, device=device) if return_logits else None
+            batch.join(streams)
+            while batch.filling or batch.running:
+                batch.advance()
+        self._keep_forward(batch)
+        no_logits = self._no_logits(return_logits)
         results = [s.result(batch.seconds, no_logits) for s in streams]
         return results[0] if is_single else results
 
@@ -146,28 +220,27 @@ class Engine:
             self._auto = Auto.of(self.model, self._kind.name, None)
         return Mode(self._is_chain, self._auto.cutter(self.drafter, num_streams, self._is_chain))
 
-    def _forward_for(self, streams: list[Stream]) -> TreeForward | DeviceForward:
+    def _forward_for(self, num_streams: int, num_slots: int) -> TreeForward | DeviceForward:
         """The cache and the captured forwards of the last call where they fit, else new ones."""
-        num_slots = max(s.max_tokens + 1 + s.budget for s in streams)
         with contextlib.suppress(IndexError):
             spare = self._spares.pop()  # whichever thread takes it, has it alone
-            if spare.fits(self.model, len(streams), num_slots):
+            if spare.fits(self.model, num_streams, num_slots):
                 return spare
             del spare  # its memory goes to the next
-        return self._kind.forward.allocate(self.model, len(streams), num_slots)
+        return self._kind.forward.allocate(self.model, num_streams, num_slots)
 
-    def _streams(
-        self, prompts: list[list[int]], max_new_tokens: int | Sequence[int], budget: int | Sequence[int],
-        stop_tokens: frozenset[int],
-    ) -> list[Stream]:  # fmt: skip
-        counts = check_counts("max_new_tokens", max_new_tokens, len(prompts))
-        budgets = check_budgets("generate", budget, len(prompts))
-        if self.drafter is None and any(budgets):
-            raise ValueError(f"generate_ddtree: expected a drafter for budget {budget}, got none: Engine(drafter=…)")
-        streams = []
-        for i, (prompt, count, nodes) in enumerate(zip(prompts, counts, budgets, strict=True)):
-            wanted = len(prompt) + count
-            reason = "length" if wanted <= self.max_seq_len else "max_seq_len"
-            limit = min(wanted, self.max_seq_len)
-            streams.append(Stream(i, prompt, len(prompt), limit, reason, stop_tokens, nodes))
-        return streams
+    def _keep_forward(self, batch: Batch) -> None:
+        self._spares[:] = [batch.forward]
+
+    def _stream(
+        self, index: int, prompt: list[int], count: int, budget: int, sampling: Sampling, stop_tokens: frozenset[int],
+        keeps_logits: bool,
+    ) -> Stream:  # fmt: skip
+        wanted = len(prompt) + count
+        reason = "length" if wanted <= self.max_seq_len else "max_seq_len"
+        limit = min(wanted, self.max_seq_len)
+        return Stream(index, prompt, len(prompt), limit, reason, stop_tokens, budget, sampling, keeps_logits)
+
+    def _no_logits(self, return_logits: bool) -> torch.Tensor | None:
+        """f32 [0, V], what logits are put behind, where they are asked for."""
+        return torch.empty(0, self.model.config.vocab_size, device=self.model.device) if return_logits else None

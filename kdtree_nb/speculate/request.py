@@ -14,9 +14,24 @@ def check_prompts(prompt_ids: Any, vocab_size: int, max_seq_len: int) -> tuple[l
     prompt_ids = _as_list("generate", prompt_ids)
     if not prompt_ids:
         raise ValueError("generate: expected a prompt of at least 1 token (or a list of prompts), got an empty list")
-    is_single = not (_is_sequence(prompt_ids[0]) or isinstance(prompt_ids[0], (str, bytes)))
+    is_single = not _holds_prompts(prompt_ids)
     prompts = [prompt_ids] if is_single else [_as_list(f"generate: prompt {i}", p) for i, p in enumerate(prompt_ids)]
-    return [_check_prompt(i, p, vocab_size, max_seq_len) for i, p in enumerate(prompts)], is_single
+    checked = [_check_prompt(f"generate: prompt {i}", p, vocab_size, max_seq_len) for i, p in enumerate(prompts)]
+    return checked, is_single
+
+
+def check_prompt(prompt_ids: Any, vocab_size: int, max_seq_len: int) -> list[int]:
+    """A fresh list of the ids of one prompt. Raises ValueError on an empty or unusable one, and on several."""
+    prompt_ids = _as_list("submit", prompt_ids)
+    if prompt_ids and _holds_prompts(prompt_ids):
+        raise ValueError(
+            f"submit: expected one list of token ids, got {len(prompt_ids)} items; submit prompts one by one"
+        )
+    return _check_prompt("submit", prompt_ids, vocab_size, max_seq_len)
+
+
+def _holds_prompts(items: list[Any]) -> bool:
+    return _is_sequence(items[0]) or isinstance(items[0], (str, bytes))
 
 
 def _is_sequence(value: Any) -> bool:
@@ -42,8 +57,7 @@ def _integers(where: str, ids: list[Any]) -> list[int]:
         raise ValueError(f"{where}: expected integer token ids, got {error}") from error
 
 
-def _check_prompt(index: int, prompt: list[Any], vocab_size: int, max_seq_len: int) -> list[int]:
-    where = f"generate: prompt {index}"
+def _check_prompt(where: str, prompt: list[Any], vocab_size: int, max_seq_len: int) -> list[int]:
     if not prompt:
         raise ValueError(f"{where}: expected at least 1 token, got none; begin with the token that separates documents")
     if len(prompt) >= max_seq_len:
@@ -69,6 +83,17 @@ def check_counts(name: str, value: Any, num_streams: int, largest: int | None = 
         if not is_integer or v < 0 or (largest is not None and v > largest):
             raise ValueError(f"{name}: expected an integer {bounds}, got {v!r}")
     return [operator.index(v) for v in values]
+
+
+def check_places(max_streams: int, max_waiting: int) -> tuple[int, int]:
+    """How many submitted streams run, at least 1, and how many wait. Raises ValueError on anything else."""
+    running, waiting = (
+        check_counts(f"Engine: {name}", value, 1)[0]
+        for name, value in (("max_streams", max_streams), ("max_waiting", max_waiting))
+    )
+    if running == 0:
+        raise ValueError("Engine: max_streams: expected an integer of at least 1, got 0")
+    return running, waiting
 
 
 def check_stop_tokens(stop_token_ids: Any) -> frozenset[int]:

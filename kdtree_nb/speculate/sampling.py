@@ -12,6 +12,7 @@ import torch
 
 from kdtree_nb.config import MAX_TOP_K
 from kdtree_nb.native import ops
+from kdtree_nb.native.devices import put
 
 MIN_TEMPERATURE = 2.0**-126
 """Smallest temperature that samples: its reciprocal must be finite in FP32."""
@@ -101,7 +102,7 @@ class Chooser:
         self.is_greedy = all(sampling.temperature == 0 for sampling in samplings)
         columns = zip(*(dataclasses.astuple(sampling) for sampling in samplings), strict=True)
         for tensor, column in zip(self._parameters, columns, strict=True):
-            tensor.copy_(torch.tensor(column, dtype=tensor.dtype, device="cpu"))
+            put(tensor, column)
 
     def __call__(self, logits: torch.Tensor, rows: ops.Rows) -> torch.Tensor:
         if self.is_greedy:

@@ -20,10 +20,10 @@ STAGES = ("prefill", "draft", "build", "verify", "accept", "compact")
 class GenerationStats:
     """One stream's steps; `seconds` is shared by all streams of a batch, whose stages run together.
 
-    num_prefill_forwards: target forwards spent on prompt[:-1]
+    num_prefill_forwards: target forwards spent on prompt[:-1], and after an interrupt on the whole text so far
     accepted_per_step:    drafted tokens emitted by each verify step (0 in AR decoding)
     nodes_per_step:       tree nodes verified in each step, the root included
-    seconds:              stage -> seconds over the whole batch and generation
+    seconds:              stage -> seconds of the whole batch, as long as the stream was in it
     """
 
     num_prefill_forwards: int = 0
@@ -47,7 +47,8 @@ class GenerationStats:
 class Generation:
     """The tokens that one prompt got.
 
-    finish_reason: "length" (max_new_tokens), "eos" (the last token ends the text) or "max_seq_len"
+    finish_reason: "length" (max_new_tokens), "eos" (the last token ends the text), "max_seq_len", or of a stream that
+                   was submitted "cancelled" or "closed"
     logits:        f32 [len(tokens), V], the logits that each token was chosen from, where asked for
     """
 

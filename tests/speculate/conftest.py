@@ -15,7 +15,9 @@ from kdtree_nb.tree import DraftTree
 NUM_TOKENS = 24
 
 
-BOTH_KINDS = ("test_dflash", "test_engine", "test_exactness", "test_features", "test_sampling", "test_section10")
+BOTH_KINDS = (
+    "test_dflash", "test_engine", "test_exactness", "test_features", "test_sampling", "test_section10", "test_streams",
+)  # fmt: skip
 """Modules whose tests run twice: steps led by the host, and steps that the device takes (on a CPU, without a graph)."""
 
 

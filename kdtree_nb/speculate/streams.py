@@ -1,0 +1,146 @@
+"""Streams: those that were submitted to an engine, who of them waits and who has a slot, and a turn of the loop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+
+from kdtree_nb.errors import QueueFullError
+from kdtree_nb.speculate.batch import Batch
+from kdtree_nb.speculate.handle import CLOSED, Handle
+from kdtree_nb.speculate.stream import Stream
+
+
+class Streams:
+    """Continuous batching: streams join a batch and leave it while others run.
+
+    A turn frees the slots of those that have finished, gives the free slots to those that wait, the first submitted
+    first, prefills a chunk and takes one step of all that run. Any thread may take it; one does at a time.
+
+    After an error or an interrupt the batch is thrown away. What was emitted is kept, and the streams go on from there
+    in a new batch: a position's logits are the same bits whether a step or a prefill computed what lies before it.
+
+    open_batch:  makes an empty batch
+    close_batch: takes one back that nobody is in
+    """
+
+    def __init__(
+        self, open_batch: Callable[[], Batch], close_batch: Callable[[Batch], None], max_streams: int, max_waiting: int
+    ) -> None:
+        self.max_streams, self.max_waiting = max_streams, max_waiting
+        self.is_closed, self.num_submitted = False, 0
+        self._open_batch, self._close_batch = open_batch, close_batch
+        self._batch: Batch | None = None
+        self._unfinished: list[Handle] = []
+        self._lock = threading.RLock()
+
+    def submit(self, stream: Stream, no_logits: torch.Tensor | None) -> Handle:
+        """Take in a stream, and give it its index. Raises QueueFullError where no place is free."""
+        with self._lock:
+            if self.is_closed:
+                raise ValueError(
+                    "submit: expected an engine that is open, got one that was closed; make another Engine"
+                )
+            self._sweep()
+            num_unfinished = len(self._unfinished)
+            if num_unfinished >= self.max_streams + self.max_waiting:
+                raise QueueFullError(
+                    f"submit: expected a free place, got {num_unfinished} unfinished streams (max_streams "
+                    f"{self.max_streams}, max_waiting {self.max_waiting}); read a handle or take steps (engine.step()) "
+                    "until one has finished, cancel one, or make the engine's max_waiting larger"
+                )
+            stream.index = self.num_submitted
+            handle = Handle(self, stream, no_logits)
+            self.num_submitted += 1
+            self._unfinished = [*self._unfinished, handle]
+            return handle
+
+    @torch.inference_mode()
+    def step(self) -> bool:
+        """A turn. Returns whether a stream is unfinished.
+
+        An error that concerns one stream ends that one, whose handle raises it; any other is raised, and all streams
+        stay as they are.
+        """
+        with self._lock:
+            self._sweep()
+            if self._unfinished:
+                try:
+                    self._turn()
+                except BaseException as error:
+                    self._give_up(error)
+            self._sweep()
+            return bool(self._unfinished)
+
+    def wait_for(self, handle: Handle, num_tokens: int) -> None:
+        """Take turns until `handle` has that many tokens or has finished."""
+        is_done = False
+        while not is_done:
+            with self._lock:
+                is_done = handle.is_finished or len(handle.tokens) >= num_tokens
+                if not is_done:
+                    self.step()
+
+    def _turn(self) -> None:
+        batch = self._batch or self._begin()
+        if finished := [s for s in batch.streams if s.index >= 0 and s.finish_reason]:
+            batch.leave(finished)
+        waiting = [h.stream for h in self._unfinished if h.stream.slot < 0]
+        if waiting and batch.free_slots:
+            batch.join(waiting[: len(batch.free_slots)])
+        before = dict(batch.seconds)
+        batch.advance()
+        now_s = time.perf_counter()
+        for handle in self._unfinished:
+            stream = handle.stream
+            if stream.slot >= 0:
+                stream.add_seconds(before, batch.seconds)
+                stream.commit()
+                handle.stamp(now_s)
+
+    def _begin(self) -> Batch:
+        """A new batch, which nobody is in yet."""
+        for handle in self._unfinished:
+            handle.stream.rollback()
+        self._batch = self._open_batch()
+        return self._batch
+
+    def _give_up(self, error: BaseException) -> None:
+        """Throw the batch away. Raises `error` unless it was one stream's own."""
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            batch.close()
+        for handle in self._unfinished:
+            handle.stream.rollback()
+        if all(handle.stream.error is not error for handle in self._unfinished):
+            raise error
+
+    def _sweep(self) -> None:
+        """Forget the streams that have finished; without any other the batch is given back."""
+        self._unfinished = [handle for handle in self._unfinished if not handle.is_finished]
+        if not self._unfinished and self._batch is not None:
+            batch, self._batch = self._batch, None
+            batch.close()
+            self._close_batch(batch)
+
+    def end(self, handle: Handle, reason: str) -> bool:
+        """End a stream where it stands. False where it had finished by itself."""
+        with self._lock:
+            if handle.is_finished:
+                return False
+            if self._batch is None:
+                handle.stream.rollback()
+            handle.stream.finish_reason = reason
+            handle.stream.commit()
+            self._sweep()
+            return True
+
+    def close(self) -> None:
+        """End all streams and take no more."""
+        with self._lock:
+            self.is_closed = True
+            for handle in self._unfinished:
+                self.end(handle, CLOSED)
