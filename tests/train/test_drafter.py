@@ -14,11 +14,11 @@ from kdtree_nb.errors import CheckpointError
 from kdtree_nb.kdtr import open_kdtr
 from kdtree_nb.model.checkpoint import DATA_DIR
 from kdtree_nb.speculate.text_logits import text_logits
+from kdtree_nb.train.checkpoint import MAX_FILE_BYTES
 from kdtree_nb.train.drafter.network import DrafterNetwork
 from kdtree_nb.train.drafter.recipe import MIXED_SIZES, PRESETS, Recipe, Shape, default_layers
 from kdtree_nb.train.drafter.target import engine_target, fast_dtype, plain_target
 from kdtree_nb.train.drafter.trainer import Texts, Trainer, block_loss, sample_blocks
-from kdtree_nb.train.nano.checkpoint import MAX_FILE_BYTES
 from kdtree_nb.train.plain_model import PlainModel, import_tensors
 
 SHAPE = Shape(num_layers=2, width=48, num_heads=4, num_kv_heads=2, head_dim=12, num_features=2, block_size=6)

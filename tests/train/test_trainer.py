@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from kdtree_nb.errors import CheckpointError
-from kdtree_nb.train.nano import checkpoint as module
-from kdtree_nb.train.nano.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from kdtree_nb.train import checkpoint as module
+from kdtree_nb.train.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from kdtree_nb.train.nano.recipe import CPU_CONFIG, NANO_CONFIG, PRESETS, Recipe
 from kdtree_nb.train.nano.trainer import Trainer
 from kdtree_nb.train.plain_model import PlainModel
@@ -52,7 +52,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(toy_config, toy_recipe, toy_corp
 
 
 def test_losses_between_curve_points_survive_a_checkpoint(toy_config, toy_recipe, toy_corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr("kdtree_nb.train.nano.trainer.NUM_CURVE_POINTS", 4)
+    monkeypatch.setattr("kdtree_nb.train.run.NUM_CURVE_POINTS", 4)
     whole = trained(toy_config, toy_recipe, toy_corpus)
     trained(toy_config, toy_recipe, toy_corpus, until=8, checkpoints=tmp_path)
     second = Trainer(toy_config, toy_recipe, toy_corpus, CPU)

@@ -20,6 +20,7 @@ from kdtree_nb.train.drafter.trainer import Texts, Trainer
 from kdtree_nb.train.nano.continuations import load_continuations
 from kdtree_nb.train.nano.export import RECORD, file_hash, folder_fingerprint, load_plain
 from kdtree_nb.train.nano.tokenizer import MASK
+from kdtree_nb.train.options import add_run_options, carry_out, device_name, given, parse_run_options
 
 FILES = ("config.json", "model.safetensors")
 
@@ -33,54 +34,30 @@ def parse_args(argv: list[str], prog: str) -> argparse.Namespace:
     add("--texts", type=Path, required=True, help="folder made by `train-nano generate` with this target")
     add("--out", type=Path, required=True, help=f"folder to write: {', '.join(FILES)}, {RECORD}")
     add("--preset", choices=PRESETS, default="cpu", help=f"default: cpu. {presets}")
-    add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
-    add("--steps", type=int, help="length of the schedule, instead of the preset's")
     add("--batch-texts", type=int, help="texts a step, instead of the preset's")
     add("--anchors", type=int, help="blocks of each text in a step, instead of the preset's")
     add("--window", type=int, help="how far back the drafter sees (default: everything)")
     add("--mask-token", type=int, default=MASK, help="id that stands for tokens to be drafted (default: %(default)s)")
-    add("--seed", type=int, default=0)
-    add("--checkpoints", type=Path, help="folder for checkpoints; a run that finds one goes on from it")
-    add("--checkpoint-every", type=int, default=0, metavar="STEPS", help="beside the one at the end")
-    add("--stop-at", type=int, metavar="STEP", help="stop there with a checkpoint; the schedule is still --steps long")
-    add("--threads", type=int, default=1, help="on cpu; more wait for each other on these small matrices (default: 1)")
     add("--recompute", action="store_true", help="compute hidden states in every step instead of keeping those of all "
         "texts in memory")  # fmt: skip
-    add("--no-compile", action="store_true", help="on cuda: do not compile layers")
-    args = parser.parse_args(argv)
-    if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: expected a GPU that torch can use, found none; use --device cpu")
-    if args.stop_at is not None and args.checkpoints is None:
-        parser.error("--stop-at: expected --checkpoints FOLDER to go on from")
-    return args
+    add_run_options(parser)
+    return parse_run_options(parser, argv)
 
 
 def main(step: str, argv: list[str], prog: str) -> None:
     """Train and write."""
     args = parse_args(argv, prog)
-    if args.device == "cpu":
-        torch.set_num_threads(args.threads)
     trainer = make_trainer(args, chosen_preset(args))
-    if args.checkpoints is not None and trainer.resume(args.checkpoints):
-        print(f"{args.checkpoints}: going on from step {trainer.step}")
-    if args.device == "cuda" and not args.no_compile:
-        trainer.compile()
-    num_steps = trainer.recipe.num_steps
-    trainer.run(num_steps if args.stop_at is None else min(args.stop_at, num_steps), args.checkpoints,
-                args.checkpoint_every)  # fmt: skip
-    if trainer.step < num_steps:
-        print(f"{args.checkpoints}: stopped at step {trainer.step} of {num_steps}")
-        return
-    finish(trainer, args.out, f"{prog} {' '.join(argv)}", folder_fingerprint(args.target))
+    if carry_out(trainer, args):
+        finish(trainer, args.out, f"{prog} {' '.join(argv)}", folder_fingerprint(args.target))
 
 
 def chosen_preset(args: argparse.Namespace) -> Preset:
     """The preset with what the command line changes."""
     preset = PRESETS[args.preset]
-    changes = {"num_steps": args.steps, "batch_texts": args.batch_texts, "anchors": args.anchors, "seed": args.seed}
-    given = {name: value for name, value in changes.items() if value is not None}
+    changes = given(args, num_steps="steps", batch_texts="batch_texts", anchors="anchors", seed="seed")
     shape = dataclasses.replace(preset.shape, window=args.window)
-    return dataclasses.replace(preset, shape=shape, recipe=dataclasses.replace(preset.recipe, **given))
+    return dataclasses.replace(preset, shape=shape, recipe=dataclasses.replace(preset.recipe, **changes))
 
 
 def make_trainer(args: argparse.Namespace, preset: Preset) -> Trainer:
@@ -115,12 +92,10 @@ def finish(trainer: Trainer, folder: Path, command: str, target: str) -> None:
 
 def make_record(trainer: Trainer, command: str, target: str) -> dict[str, Any]:
     """Where the weights come from: command, target, texts, recipe, curve."""
-    is_cuda = trainer.target.device.type == "cuda"
-    device = torch.cuda.get_device_name(trainer.target.device) if is_cuda else f"CPU, {torch.get_num_threads()} threads"
     return {
         "command": command,
         "date": datetime.date.today().isoformat(),
-        "device": device,
+        "device": device_name(trainer.target.device),
         "dtype": str(trainer.target.embedding.dtype),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "target": target,

@@ -5,27 +5,21 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional
-from tqdm.auto import tqdm
 
 from kdtree_nb.drafters import DFlash, DFlashConfig
-from kdtree_nb.errors import CheckpointError
 from kdtree_nb.train.drafter.network import DrafterNetwork
 from kdtree_nb.train.drafter.recipe import Recipe
 from kdtree_nb.train.drafter.target import FrozenTarget
 from kdtree_nb.train.muon import Muon
-from kdtree_nb.train.nano.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from kdtree_nb.train.optimizers import apply_update, lr_share
+from kdtree_nb.train.run import TrainingRun
 from kdtree_nb.train.streams import upload
-
-NUM_CURVE_POINTS = 200
 
 
 class Texts(NamedTuple):
@@ -87,27 +81,28 @@ def drafter_optimizers(network: nn.Module, recipe: Recipe, compute_dtype: torch.
     return optimizers
 
 
-class Trainer:
+class Trainer(TrainingRun):
     """A drafter on its way. `step` steps are done.
 
-    train_curve: {"step", "nats_per_token", "by_depth"}, means over the steps since the point before: weighted as the
-    loss is, and for each depth of whole blocks (None where there were none)
+    train_curve: {"step", "nats_per_token", "by_depth"}: weighted as the loss is, and for each depth of whole blocks
+    (None where there were none)
     """
+
+    description = "train the drafter"
 
     def __init__(
         self, config: DFlashConfig, recipe: Recipe, target: FrozenTarget, texts: Texts, keep_features: bool = True
     ) -> None:
+        super().__init__(recipe.num_steps)
         self.config, self.recipe, self.target, self.texts = config, recipe, target, texts
         device = target.device
         self.tokens, self.prompt_len = texts.tokens.to(device), texts.prompt_len.to(device)
         _check_texts(self.tokens, self.prompt_len)
         torch.manual_seed(recipe.seed)
-        self.network = DrafterNetwork(config).to(device)
+        self.network = self.module = DrafterNetwork(config).to(device)
         self.optimizers = drafter_optimizers(self.network, recipe, target.embedding.dtype)
         self.forward: Callable = self.network
         self.loss: Callable = block_loss
-        self.step, self.train_s = 0, 0.0
-        self.train_curve: list[dict[str, Any]] = []
         self._seen: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._features = self._all_features() if keep_features else None
 
@@ -124,18 +119,6 @@ class Trainer:
         for layer in self.network.layers:
             layer.compile(dynamic=False)
         self.loss = torch.compile(block_loss, dynamic=False)
-
-    def run(self, until: int, checkpoints: Path | None = None, every: int = 0) -> None:
-        """Train up to step `until`, with a checkpoint every `every` steps and at the end, where a folder is given."""
-        total = self.recipe.num_steps
-        with tqdm(initial=self.step, total=total, desc="train the drafter", unit="step", mininterval=1.0) as progress:
-            while self.step < until:
-                start_s = time.perf_counter()
-                self.advance()
-                self._note(progress)
-                self.train_s += time.perf_counter() - start_s
-                if checkpoints is not None and (self.step == until or (every and self.step % every == 0)):
-                    self.save(checkpoints)
 
     def advance(self) -> None:
         """One step. Its texts and blocks depend on the seed and the step alone."""
@@ -159,70 +142,30 @@ class Trainer:
         """What there is by now."""
         return DFlash(self.config, {name: value.detach() for name, value in self.network.state_dict().items()})
 
-    def save(self, folder: Path) -> Path:
-        """Write a checkpoint of this moment, in files of at most 16 MiB."""
-        self._seen = [(loss.cpu(), nats.cpu()) for loss, nats in self._seen]
-        seen = [(loss.item(), nats.tolist()) for loss, nats in self._seen]
-        state = {
-            "step": self.step,
-            "train_s": self.train_s,
-            "train_curve": self.train_curve,
-            "seen": seen,
-            **self._identity(),
+    def point(self) -> dict[str, Any]:
+        """The mean loss, and by depth."""
+        loss = statistics.fmean(loss.item() for loss, _ in self._seen)
+        nats = torch.stack([nats.cpu() for _, nats in self._seen]).nanmean(0)
+        self._seen = []
+        return {
+            "nats_per_token": loss,
+            "by_depth": [None if math.isnan(value) else round(value, 4) for value in nats.tolist()],
         }
-        return save_checkpoint(folder, self.step, dict(self._tensors()), state)
 
-    def resume(self, folder: Path) -> bool:
-        """Go on from the latest checkpoint below `folder`; False when there is none.
-
-        Raises CheckpointError, naming the field, when it belongs to another run, drafter or texts.
-        """
-        place = latest_checkpoint(folder)
-        if place is None:
-            return False
-        tensors, state = load_checkpoint(place)
-        for field, mine in self._identity().items():
-            if state.get(field) != mine:
-                raise CheckpointError(f"resume: {place}: {field}: expected {mine}, got {state.get(field)}")
-        self._restore(tensors)
-        self.step, self.train_s, self.train_curve = state["step"], state["train_s"], state["train_curve"]
-        self._seen = [(torch.tensor(loss), torch.tensor(nats)) for loss, nats in state["seen"]]
-        return True
-
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
+        """Drafter, recipe, texts and where it is trained."""
         recipe = dataclasses.asdict(self.recipe) | {"block_sizes": list(self.recipe.block_sizes)}
         place = {"device": self.target.device.type, "dtype": str(self.target.embedding.dtype)}
         return {"config": self.config.to_fields(), "recipe": recipe, "texts": self.texts.digest, **place}
 
-    def _tensors(self) -> list[tuple[str, torch.Tensor]]:
-        found = [(f"model.{name}", value) for name, value in self.network.state_dict().items()]
-        names = {param: name for name, param in self.network.named_parameters()}
-        for index, optimizer in enumerate(self.optimizers):
-            for param, state in optimizer.state.items():
-                found += [(f"optimizer.{index}.{names[param]}:{key}", value) for key, value in state.items()]
-        return found
+    def state(self) -> dict[str, Any]:
+        """What was seen since the last point."""
+        self._seen = [(loss.cpu(), nats.cpu()) for loss, nats in self._seen]
+        return {"seen": [(loss.item(), nats.tolist()) for loss, nats in self._seen]}
 
-    def _restore(self, tensors: dict[str, torch.Tensor]) -> None:
-        weights = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
-        self.network.load_state_dict(weights)
-        params = dict(self.network.named_parameters())
-        for name in tensors.keys() - {f"model.{weight}" for weight in weights}:
-            _, index, rest = name.split(".", 2)
-            param, key = params[rest.partition(":")[0]], rest.partition(":")[2]
-            self.optimizers[int(index)].state[param][key] = tensors[name].to(param.device)
-
-    def _note(self, progress: tqdm) -> None:
-        num_steps = self.recipe.num_steps
-        if self.step % max(1, num_steps // NUM_CURVE_POINTS) == 0 or self.step == num_steps:
-            loss = statistics.fmean(loss.item() for loss, _ in self._seen)
-            if not math.isfinite(loss):
-                raise FloatingPointError(f"train: expected a finite loss, got {loss} at step {self.step}")
-            nats = torch.stack([nats.cpu() for _, nats in self._seen]).nanmean(0)
-            by_depth = [None if math.isnan(value) else round(value, 4) for value in nats.tolist()]
-            self.train_curve.append({"step": self.step, "nats_per_token": loss, "by_depth": by_depth})
-            self._seen = []
-            progress.set_postfix(nats_per_token=f"{loss:.3f}")
-        progress.update()
+    def set_state(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`."""
+        self._seen = [(torch.tensor(loss), torch.tensor(nats)) for loss, nats in state["seen"]]
 
 
 def _check_texts(tokens: torch.Tensor, prompt_len: torch.Tensor) -> None:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from kdtree_nb.errors import CorpusError
-from kdtree_nb.train.nano.checkpoint import TABLE, latest_checkpoint
+from kdtree_nb.train.checkpoint import TABLE, latest_checkpoint
 from kdtree_nb.train.nano.export import RECORD
 
 

@@ -16,6 +16,7 @@ from kdtree_nb.train.nano.recipe import PRESETS, Preset
 from kdtree_nb.train.nano.tokenizer import TOKENIZER_PATH, load_tokenizer
 from kdtree_nb.train.nano.tokens import STREAMS, TokenCorpus, check_tokenizer, load_tokens, standard_library_corpus
 from kdtree_nb.train.nano.trainer import Trainer
+from kdtree_nb.train.options import add_run_options, carry_out, device_name, given, parse_run_options
 
 STANDARD_LIBRARY = "stdlib"
 MAX_STANDARD_LIBRARY_BYTES = 4_000_000
@@ -36,49 +37,26 @@ def parse_args(argv: list[str], prog: str) -> argparse.Namespace:
     add("--corpus", default=STANDARD_LIBRARY, help="file made by `train-nano pack`, or stdlib, this interpreter's own "
         "library (default)")  # fmt: skip
     add("--tokenizer", type=Path, default=TOKENIZER_PATH, help="default: %(default)s")
-    add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
-    add("--steps", type=int, help="length of the schedule, instead of the preset's")
     add("--batch-tokens", type=int, help="tokens a step, instead of the preset's")
-    add("--seed", type=int, default=0)
-    add("--checkpoints", type=Path, help="folder for checkpoints; a run that finds one goes on from it")
-    add("--checkpoint-every", type=int, default=0, metavar="STEPS", help="beside the one at the end")
-    add("--stop-at", type=int, metavar="STEP", help="stop there with a checkpoint; the schedule is still --steps long")
-    add("--threads", type=int, default=1, help="on cpu; more wait for each other on these small matrices (default: 1)")
-    add("--no-compile", action="store_true", help="on cuda: do not compile layers")
-    args = parser.parse_args(argv)
-    if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: expected a GPU that torch can use, found none; use --device cpu")
-    if args.stop_at is not None and args.checkpoints is None:
-        parser.error("--stop-at: expected --checkpoints FOLDER to go on from")
-    return args
+    add_run_options(parser)
+    return parse_run_options(parser, argv)
 
 
 def main(step: str, argv: list[str], prog: str) -> None:
     """Train and write."""
     args = parse_args(argv, prog)
-    if args.device == "cpu":
-        torch.set_num_threads(args.threads)
     preset = chosen_preset(args)
     corpus = read_corpus(args.corpus, args.tokenizer)
     trainer = Trainer(preset.config, preset.recipe, corpus, torch.device(args.device))
-    if args.checkpoints is not None and trainer.resume(args.checkpoints):
-        print(f"{args.checkpoints}: going on from step {trainer.step}")
-    if args.device == "cuda" and not args.no_compile:
-        trainer.compile()
-    until = preset.recipe.num_steps if args.stop_at is None else min(args.stop_at, preset.recipe.num_steps)
-    trainer.run(until, args.checkpoints, args.checkpoint_every)
-    if trainer.step < preset.recipe.num_steps:
-        print(f"{args.checkpoints}: stopped at step {trainer.step} of {preset.recipe.num_steps}")
-        return
-    finish(trainer, args.out, args.tokenizer, f"{prog} {' '.join(argv)}")
+    if carry_out(trainer, args):
+        finish(trainer, args.out, args.tokenizer, f"{prog} {' '.join(argv)}")
 
 
 def chosen_preset(args: argparse.Namespace) -> Preset:
     """The preset with what the command line changes."""
     preset = PRESETS[args.preset]
-    changes = {"num_steps": args.steps, "batch_tokens": args.batch_tokens, "seed": args.seed}
-    given = {name: value for name, value in changes.items() if value is not None}
-    return dataclasses.replace(preset, recipe=dataclasses.replace(preset.recipe, **given))
+    changes = given(args, num_steps="steps", batch_tokens="batch_tokens", seed="seed")
+    return dataclasses.replace(preset, recipe=dataclasses.replace(preset.recipe, **changes))
 
 
 def read_corpus(source: str, tokenizer_path: Path) -> TokenCorpus:
@@ -103,8 +81,6 @@ def finish(trainer: Trainer, folder: Path, tokenizer_path: Path, command: str) -
 
 def make_record(trainer: Trainer, tokenizer_path: Path, command: str) -> dict[str, Any]:
     """Where the weights come from and what they do: curves, bits per byte of every stream, expert loads, samples."""
-    is_cuda = trainer.device.type == "cuda"
-    device = torch.cuda.get_device_name(trainer.device) if is_cuda else f"CPU, {torch.get_num_threads()} threads"
     bits, loads = {}, {}
     for name in STREAMS:
         bits[name], loads[name] = trainer.evaluate(
@@ -113,7 +89,7 @@ def make_record(trainer: Trainer, tokenizer_path: Path, command: str) -> dict[st
     return {
         "command": command,
         "date": datetime.date.today().isoformat(),
-        "device": device,
+        "device": device_name(trainer.device),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "corpus": trainer.corpus.record,
         "recipe": dataclasses.asdict(trainer.recipe),
