@@ -14,6 +14,7 @@ from kdtree_nb.bench import (
     cuda_sampling,
     cuda_trees,
     lab,
+    stream_groups,
 )
 from kdtree_nb.bench.runner import Effort, Group, Measurement
 
@@ -32,6 +33,7 @@ FUNCTIONS: dict[str, Callable[[lab.Lab, Effort], list[Measurement]]] = {
     "sampling_cost": cuda_sampling.sampling_cost,
     "ar_step": cuda_engine.ar_step,
     "ngram_ddtree": cuda_engine.ngram_ddtree,
+    "streams": stream_groups.cuda_streams,
     "invariance": cuda_invariance.invariance,
     "invariance_tokens": cuda_invariance.invariance_tokens,
 }

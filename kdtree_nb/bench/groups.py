@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kdtree_nb.bench import budget_groups, engine_groups, machine_groups, op_groups
+from kdtree_nb.bench import budget_groups, engine_groups, machine_groups, op_groups, stream_groups
 from kdtree_nb.bench.runner import Group
 
 GROUPS: dict[str, Group] = {
@@ -13,6 +13,7 @@ GROUPS: dict[str, Group] = {
     "acceptance": budget_groups.acceptance_by_budget,
     "budget_sweep": budget_groups.budget_sweep,
     "expert_coverage": budget_groups.expert_coverage,
+    "streams": stream_groups.streams,
     "linear": op_groups.linear,
     "dense_block": op_groups.dense_block,
     "tree_build": op_groups.tree_build,

@@ -25,7 +25,7 @@ from kdtree_nb.speculate.mode import num_tree_slots
 from kdtree_nb.speculate.stats import STAGES
 from kdtree_nb.tree import DraftTree
 
-NUM_STREAMS = (1, 4)
+NUM_STREAMS = (1, 4, 10)
 PREFIX_LEN = (32, 512, 2048)
 NUM_ROUNDS = 7
 """Samples of a point, of which the quickest counts: whatever else runs on the machine only adds."""

@@ -8,7 +8,16 @@ import pytest
 import torch
 
 from kdtree_nb import bench, ops
-from kdtree_nb.bench import BenchmarkError, Effort, budget_groups, engine_groups, machine_groups, op_groups, setting
+from kdtree_nb.bench import (
+    BenchmarkError,
+    Effort,
+    budget_groups,
+    engine_groups,
+    machine_groups,
+    op_groups,
+    setting,
+    stream_groups,
+)
 
 SMALLEST = Effort(num_rounds=1, num_tokens=16)
 CONTENDERS = {
@@ -22,6 +31,9 @@ CONTENDERS = {
     "budget_sweep": {"AR", "chain", "chain auto", "tree 4", "tree 8", "tree auto"},
     "budget_sweep_tau": {"AR", "chain", "chain auto", "tree 4", "tree 8", "tree auto"},
     "expert_coverage": {"SkipGram", "random"},
+    "streams": {"AR", "chain", "tree", "tree auto"},
+    "streams_token": {"AR", "chain", "tree", "tree auto"},
+    "streams_rows": {"AR", "chain", "tree", "tree auto"},
     "linear": {"numpy", "torch", "native"},
     "dense_block": {"eager torch", "native"},
     "tree_build": {"heapq", "native"},
@@ -40,6 +52,8 @@ def test_group(name, monkeypatch):
     monkeypatch.setattr(op_groups, "SWEEP_ROWS", (1, 3))
     monkeypatch.setattr(budget_groups, "CPU_BUDGETS", (4, 8))
     monkeypatch.setattr(budget_groups, "COVERAGE_ROWS", (1, 5))
+    monkeypatch.setattr(stream_groups, "COUNTS", (1, 3))
+    monkeypatch.setattr(stream_groups, "NUM_TEXTS", 4)
     monkeypatch.setattr(machine_groups, "COPY_BYTES", 2**16)
     monkeypatch.setattr(machine_groups, "MATMUL_DIM", 64)
     found = bench.run_groups({name: bench.GROUPS[name]}, SMALLEST, show_progress=False)
