@@ -21,6 +21,11 @@ def start(*args: str, **options) -> subprocess.Popen:
     return subprocess.Popen([*KDTREE_NB, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
+def test_the_package_is_the_command_too():
+    done = subprocess.run([sys.executable, "-m", "kdtree_nb", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout == subprocess.check_output([*KDTREE_NB, "--help"], text=True)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(capsys, command):
     with pytest.raises(SystemExit) as stop:

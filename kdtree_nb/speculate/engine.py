@@ -82,6 +82,8 @@ class Engine:
         use_graphs: bool | None = None, mode: str = "tree", cost: CostModel | None = None, max_streams: int = 10,
         max_waiting: int = 64,
     ) -> None:  # fmt: skip
+        if not isinstance(model, Model):
+            raise ValueError(f"Engine: model: expected what load_model gives, got {model!r:.60}; use load_model(…)")
         is_drafter = hasattr(drafter, "draft") or hasattr(drafter, "attach")
         if drafter is not None and (isinstance(drafter, type) or not is_drafter):
             raise ValueError(f"Engine: drafter: expected an instance with a method draft or attach, got {drafter!r}")

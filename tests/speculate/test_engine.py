@@ -258,6 +258,12 @@ def test_a_drafter_is_an_instance_that_can_draft(tiny2, drafter):
         Engine(tiny2, drafter)
 
 
+@pytest.mark.parametrize("model", ["tiny", None, Engine])
+def test_a_model_is_what_load_model_gives(model):
+    with pytest.raises(ValueError, match="Engine: model: expected what load_model gives"):
+        Engine(model)
+
+
 @pytest.mark.parametrize("prompt", [None, 5, torch.tensor(5), [[1, 2], 3], [1, [2]], [True, False]])
 def test_other_things_are_no_prompts(engine, prompt):
     with pytest.raises(ValueError, match="expected a list of token ids|expected integer token ids"):
