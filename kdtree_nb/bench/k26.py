@@ -241,7 +241,7 @@ class _Cell:
         """The step launched operation by operation, and replayed, both by the clock."""
         contenders = {"eager": self.lab.wall(self.step), "captured": self.lab.wall(self.captured.replay)}
         params = {k: v for k, v in self._params(int(self.step.rank.prefix_len), 0.0).items() if k in _PLACE}
-        return compete("k26_launch", contenders, effort.num_rounds, params)
+        return compete("k26_launch", contenders, max(effort.num_rounds, NUM_ROUNDS), params)
 
     def _params(self, prefix_len: int, experts: float) -> dict[str, Any]:
         config = self.step.rank.config
