@@ -45,10 +45,11 @@ def bench(out: Path, name: str, groups: list[str]) -> list[str]:
 
 
 def tests(out: Path) -> list[str]:
-    """pytest with the GPU as device; the book needs a notebook client and is left to run_chapters.py."""
+    """pytest with the GPU as device; the book, whose tests need a notebook client, is left to run_chapters.py."""
     folders = [
         "tests",
         "--ignore=tests/book",
+        "--ignore=tests/viz/test_theme.py",
         "--ignore=tests/cuda/test_compile.py",
         "--ignore=tests/test_environment.py",
     ]
