@@ -129,7 +129,9 @@ int choose_f32(const LinearArgs& a, const LinearDevice& device) {
 
 bool aligned(const void* p, int64_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
-TileArgs tile_args(const LinearArgs& a) {
+}  // namespace
+
+TileArgs linear_tile_args(const LinearArgs& a) {
   const int64_t size = a.dtype == kF32 ? 4 : 2, out_size = a.out_dtype == kF32 ? 4 : 2;
   TileArgs t = {};
   t.x = a.x, t.packed = a.packed, t.residual = a.residual, t.out = a.out;
@@ -144,10 +146,16 @@ TileArgs tile_args(const LinearArgs& a) {
   return t;
 }
 
+namespace {
+
 bool valid(const LinearArgs& a) {
   return (a.dtype == kF32 || a.dtype == kBF16) && (a.out_dtype == a.dtype || a.out_dtype == kF32) &&
          (a.residual == nullptr || a.out_dtype == a.dtype) && aligned(a.packed, 16) && a.num_out <= INT32_MAX / 2 &&
-         a.num_in <= INT32_MAX / 16;
+         a.num_in <= INT32_MAX / 16 && (!a.int4 || (a.dtype == kBF16 && a.num_in % kInt4Unit == 0));
+}
+
+const LinearShape& shape_of(const LinearArgs& a, int index) {
+  return a.int4 ? int4_shape(index) : linear_shape(a.dtype, index);
 }
 
 }  // namespace
@@ -159,23 +167,24 @@ const LinearShape& linear_shape(Dtype dtype, int index) { return dtype == kF32 ?
 int linear_cuda_with(const LinearArgs& a, int index, void* stream) {
   LinearDevice device;
   if (int status = linear_device(&device)) return status;
-  if (!valid(a) || index < 0 || index >= num_linear_shapes(a.dtype)) return kUnsupported;
-  if (!serves(linear_shape(a.dtype, index), a, device)) return kUnsupported;
+  if (!valid(a) || index < 0 || index >= (a.int4 ? num_int4_shapes() : num_linear_shapes(a.dtype))) return kUnsupported;
+  if (!serves(shape_of(a, index), a, device)) return kUnsupported;
   if (a.num_rows == 0 || a.num_groups == 0 || a.num_out == 0) return kOk;
-  return linear_shape(a.dtype, index).run(tile_args(a), static_cast<int>(a.num_groups), stream);
+  return shape_of(a, index).run(linear_tile_args(a), static_cast<int>(a.num_groups), stream);
 }
 
 bool serves(const LinearShape& shape, const LinearArgs& a, const LinearDevice& device) {
-  return !shape.wide || (device.wgmma && tile_args(a).x_aligned);
+  if (a.int4) return (device.wgmma || !shape.wide) && (device.clusters || shape.cluster == 1);
+  return !shape.wide || (device.wgmma && linear_tile_args(a).x_aligned);
 }
 
 int choose_linear_shape(const LinearArgs& a, const LinearDevice& device) {
-  return a.dtype == kF32 ? choose_f32(a, device) : choose_bf16(a, device);
+  return a.int4 ? choose_int4_shape(a, device) : a.dtype == kF32 ? choose_f32(a, device) : choose_bf16(a, device);
 }
 
 bool reads_weights_early(const LinearArgs& a, const LinearShape& shape, const LinearDevice& device) {
   const int64_t blocks = num_blocks(a, shape);
-  const bool pays = shape.wide ? blocks <= device.num_multiprocessors : 10 * blocks >= 9 * device.num_multiprocessors;
+  const bool pays = shape.wide && !a.int4 ? blocks <= device.num_multiprocessors : 10 * blocks >= 9 * device.num_multiprocessors;
   return a.weights_settled && a.dtype == kBF16 && pays;
 }
 
@@ -195,7 +204,7 @@ int linear_cuda(const LinearArgs& a, void* stream) {
   if (int status = linear_device(&device)) return status;
   const int shape = choose_linear_shape(a, device);
   LinearArgs chosen = a;
-  chosen.weights_settled = reads_weights_early(a, linear_shape(a.dtype, shape), device);
+  chosen.weights_settled = reads_weights_early(a, shape_of(a, shape), device);
   return linear_cuda_with(chosen, shape, stream);
 }
 

@@ -9,7 +9,7 @@ struct TileArgs;
 struct LinearShape {
   const char* name;
   int num_rows, num_out, cluster;  // of a block; blocks of a cluster
-  bool wide;                       // of linear_wide.cuh: Hopper, x in aligned chunks of 16 bytes
+  bool wide;                       // of linear_wide.cuh: Hopper, x in aligned chunks of 16 bytes; of INT4: Hopper
   int (*run)(TileArgs, int num_groups, void* stream);
 };
 
@@ -31,5 +31,22 @@ int choose_linear_shape(const LinearArgs&, const LinearDevice&);
 bool reads_weights_early(const LinearArgs&, const LinearShape&, const LinearDevice&);
 
 int linear_cuda_with(const LinearArgs&, int index, void* stream);  // this shape, weights_settled taken as it is
+
+TileArgs linear_tile_args(const LinearArgs&);
+
+// The same for INT4 weights; linear_cuda and linear_cuda_with call it where args.int4.
+int num_int4_shapes();
+const LinearShape& int4_shape(int index);
+int choose_int4_shape(const LinearArgs&, const LinearDevice&);
+
+// And for the two grouped products of INT4 experts: indices of an int4_shape and an int4_partial_shape, both of rows_per_item rows.
+struct Int4ExpertShapes {
+  int up, down;
+};
+int num_int4_partial_shapes();
+const LinearShape& int4_partial_shape(int index);
+Int4ExpertShapes choose_int4_experts(int rows_per_item);
+int moe_experts_cuda_with(const MoeExpertsArgs&, Int4ExpertShapes, void* stream);  // args.int4
+int moe_rows_per_item(const MoeExpertsArgs&);                                      // of rows that share an expert, at most
 
 }  // namespace kdtree

@@ -1,5 +1,6 @@
 // The consumer warps of linear_tile.cuh: segment sums from the stages of the ring.
 #pragma once
+#include "int4_values.cuh"
 #include "linear_shape.cuh"
 
 namespace kdtree {
@@ -41,6 +42,7 @@ struct Accumulator {
 
   // Where a lane begins to read in a 16 x 32 block of weights, and in 8 rows of x: BF16, at a row of matrix lane / 8 of four.
   static __device__ uint32_t weight_offset(int lane) {
+    if (S::kIsInt4) return lane * 8;
     return sizeof(T) == 4 ? lane % 4 * 16 : lane / 8 % 2 * 512 + lane / 16 * 128 + lane % 8 * 16;
   }
   static __device__ uint32_t x_offset(int lane) {
@@ -49,7 +51,8 @@ struct Accumulator {
 
   // Adds one unit. `weights`: the warp's first 16 x 32 block, `x`: its first 8 rows, as shared addresses where the lane begins.
   __device__ __forceinline__ void add(uint32_t weights, uint32_t x, int lane) {
-    if constexpr (sizeof(T) == 2) add_bf16(weights, x);
+    if constexpr (S::kIsInt4) add_int4(weights, x, lane);
+    else if constexpr (sizeof(T) == 2) add_bf16(weights, x);
     else add_f32(weights, x, lane / 4);
   }
 
@@ -61,9 +64,26 @@ struct Accumulator {
     for (int r = 0; r < S::kOutTiles; ++r) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {  // 16 inputs each
-        const uint4 a = load_matrices(weights + r * S::kUnits * S::kUnitBytes + h * 256);
+        const uint4 a = load_matrices(weights + S::tile_offset(r) + h * 256);
 #pragma unroll
         for (int j = 0; j < S::kRowTiles; ++j) mma_bf16(value[r][j], a, h ? b[j].z : b[j].x, h ? b[j].w : b[j].y);
+      }
+    }
+  }
+
+  // The same products in the same order, of values that become BF16 on the way.
+  __device__ __forceinline__ void add_int4(uint32_t weights, uint32_t x, int lane) {
+    uint4 b[S::kRowTiles];
+#pragma unroll
+    for (int j = 0; j < S::kRowTiles; ++j) b[j] = load_matrices(x + j * kRowTile * S::kRowBytes);
+#pragma unroll
+    for (int r = 0; r < S::kOutTiles; ++r) {
+      const Int4Fragments a(weights + S::tile_offset(r), lane);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint4 matrix = a.get(h);
+#pragma unroll
+        for (int j = 0; j < S::kRowTiles; ++j) mma_bf16(value[r][j], matrix, h ? b[j].z : b[j].x, h ? b[j].w : b[j].y);
       }
     }
   }
@@ -78,7 +98,7 @@ struct Accumulator {
       for (int k = 0; k < 4; ++k)
 #pragma unroll
         for (int r = 0; r < S::kOutTiles; ++r) {
-          const uint4 w = load_shared(weights + r * S::kUnits * S::kUnitBytes + (c * 4 + k) * (kOutTile * 4));
+          const uint4 w = load_shared(weights + S::tile_offset(r) + (c * 4 + k) * (kOutTile * 4));
 #pragma unroll
           for (int j = 0; j < S::kRowTiles; ++j) {
             const float v = __uint_as_float(k == 0 ? b[j].x : k == 1 ? b[j].y : k == 2 ? b[j].z : b[j].w);
@@ -114,8 +134,8 @@ __device__ __forceinline__ void consume(const Tile<S>& tile, Accumulator<S>& acc
                                         uint32_t stages) {
   const int lane = threadIdx.x % kWarp;
   const WarpPlace<S> at_warp;
-  const uint32_t weights = stages + (at_warp.segment * S::kBlockTiles + at_warp.out_tile) * S::kUnits * S::kUnitBytes +
-                           Accumulator<S>::weight_offset(lane);
+  const uint32_t weights = stages + at_warp.segment * S::kBlockTiles * S::kUnits * S::kUnitBytes +
+                           S::tile_offset(at_warp.out_tile) + Accumulator<S>::weight_offset(lane);
   const uint32_t x = stages + S::kWeightBytes + Accumulator<S>::x_offset(lane) +
                      (at_warp.segment * S::kUnits * S::kBlockRows + at_warp.row_tile * kRowTile) * S::kRowBytes;
   constexpr int kUnroll = S::kMinBlocks > 1 && S::kOutTiles * S::kRowTiles >= 8 ? 1 : S::kUnits;  // or registers run out
@@ -131,7 +151,7 @@ __device__ __forceinline__ void consume(const Tile<S>& tile, Accumulator<S>& acc
       barrier_wait(full + at.slot * 8, at.phase);
       const uint32_t offset = at.slot * S::kStageBytes;
       const auto add = [&](int u) {
-        acc.add(weights + offset + u * S::kUnitBytes, x + offset + u * S::kBlockRows * S::kRowBytes, lane);
+        acc.add(weights + offset + u * S::kUnitStride, x + offset + u * S::kBlockRows * S::kRowBytes, lane);
       };
       if (left >= S::kUnits) {  // apart from the rest, so that the reads of a unit can overlap the sums of the one before
 #pragma unroll kUnroll

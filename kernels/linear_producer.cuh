@@ -6,10 +6,42 @@ namespace kdtree {
 
 // --- weights ---------------------------------------------------------------------------------------------------------
 
+// The packed weights of the block's outputs: of each column a unit after the other.
+template <class S>
+struct BlockWeights {
+  static constexpr int kColumnUnit = S::kColumnTiles * S::kUnitBytes;
+  const char* first;  // of the block's first tile
+  int64_t column_bytes;
+  int last_column;
+
+  __device__ BlockWeights(const TileArgs& a, const Tile<S>& tile) {
+    const int num_columns = (a.num_out + S::kColumnTiles * kOutTile - 1) / (S::kColumnTiles * kOutTile);
+    const int column = tile.first_out_tile / S::kColumnTiles;
+    column_bytes = static_cast<int64_t>(tile.num_units) * kColumnUnit;
+    first = static_cast<const char*>(a.packed) + (static_cast<int64_t>(tile.group) * num_columns + column) * column_bytes +
+            tile.first_out_tile % S::kColumnTiles * S::kUnitBytes;
+    last_column = num_columns - 1 - column;
+  }
+
+  // Units [unit, unit + num_units) of all tiles of the block, for one segment warp. Past the last column: a harmless copy of it.
+  __device__ __forceinline__ void copy(uint32_t to, int unit, int num_units, uint32_t barrier) const {
+    const uint32_t offset = unit * kColumnUnit;
+#pragma unroll
+    for (int c = 0; c < S::kBlockTiles / S::kCopyTiles; ++c) {
+      const char* from = first + min(c, last_column) * column_bytes + offset;
+      if constexpr (S::kCopyTiles == S::kColumnTiles) {
+        bulk_copy(to + c * S::kUnits * S::kUnitStride, from, num_units * S::kUnitStride, barrier);
+      } else {  // a part of one column
+        for (int u = 0; u < num_units; ++u) bulk_copy(to + u * S::kUnitStride, from + u * kColumnUnit, S::kUnitStride, barrier);
+      }
+    }
+  }
+};
+
 // One lane copies the units of every segment warp and output tile of a stage.
 template <class S>
-__device__ __forceinline__ void fill_weights(const Tile<S>& tile, const Cursor<S>& at, const char* first_tile,
-                                             int64_t tile_bytes, int last_tile, uint32_t full, uint32_t stages) {
+__device__ __forceinline__ void fill_weights(const Tile<S>& tile, const Cursor<S>& at, const BlockWeights<S>& weights,
+                                             uint32_t full, uint32_t stages) {
   const uint32_t barrier = full + at.slot * 8, to = stages + at.slot * S::kStageBytes;
   int num_units[S::kSegWarps], sum = 0;
 #pragma unroll
@@ -21,27 +53,21 @@ __device__ __forceinline__ void fill_weights(const Tile<S>& tile, const Cursor<S
   barrier_arrive_expect(barrier, sum * S::kBlockTiles * S::kUnitBytes);
 #pragma unroll
   for (int s = 0; s < S::kSegWarps; ++s) {
-    const uint32_t offset = (tile.span(s, at.q).begin + at.i * S::kUnits) * S::kUnitBytes;
     if (num_units[s] == 0) continue;
-#pragma unroll
-    for (int b = 0; b < S::kBlockTiles; ++b)  // past the last tile: a harmless copy of it
-      bulk_copy(to + (s * S::kBlockTiles + b) * S::kUnits * S::kUnitBytes, first_tile + min(b, last_tile) * tile_bytes + offset,
-                num_units[s] * S::kUnitBytes, barrier);
+    weights.copy(to + s * S::kBlockTiles * S::kUnits * S::kUnitBytes, tile.span(s, at.q).begin + at.i * S::kUnits, num_units[s],
+                 barrier);
   }
 }
 
 template <class S>
 __device__ void produce_weights(const TileArgs& a, const Tile<S>& tile, uint32_t full, uint32_t empty, uint32_t stages) {
-  const int num_tiles = (a.num_out + kOutTile - 1) / kOutTile, last_tile = num_tiles - 1 - tile.first_out_tile;
-  const int64_t tile_bytes = static_cast<int64_t>(tile.num_units) * S::kUnitBytes;
-  const char* first_tile = static_cast<const char*>(a.packed) +
-                           (static_cast<int64_t>(tile.group) * num_tiles + tile.first_out_tile) * tile_bytes;
+  const BlockWeights<S> weights(a, tile);
   const int num_stages = tile.num_stages_per_segment * S::kSeq;
   if (elect_one()) {
     Cursor<S> at;
     for (int n = 0; n < num_stages; ++n, at.next(tile.num_stages_per_segment)) {
       barrier_wait(empty + at.slot * 8, at.phase ^ 1);  // the first round finds every slot free
-      fill_weights<S>(tile, at, first_tile, tile_bytes, last_tile, full, stages);
+      fill_weights<S>(tile, at, weights, full, stages);
       if (n == min(S::kStages, num_stages) - 1) allow_next_kernel();
     }
   }

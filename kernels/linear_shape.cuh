@@ -1,6 +1,7 @@
 // The tile of linear_tile.cuh: its arguments, its shape, and which outputs, rows and units a block owns.
 #pragma once
 #include "cuda_async.cuh"
+#include "int4_layout.h"
 #include "segments.h"
 
 namespace kdtree {
@@ -15,7 +16,7 @@ __device__ __forceinline__ uint32_t row_chunk(int m, int c) {
 
 struct TileArgs {
   const void* x;               // T [rows, groups, K], strides below, in elements
-  const void* packed;          // T [groups, ceil(N/16), ceil(K/32), 512]
+  const void* packed;          // T [groups, ceil(N/16), ceil(K/32), 512], or INT4, see PackInt4Args
   const void* residual;        // T, as out, or nullptr
   void* out;                   // T or f32 [rows, groups, N]; for partial sums f32 [rows, 8, N]
   int64_t x_row_stride, x_group_stride, out_row_stride, out_group_stride;
@@ -34,28 +35,46 @@ struct TileArgs {
 // Warps: SegWarps over segments x OutWarps over outputs x RowWarps over rows; a warp computes OutTiles x 16 outputs of
 // RowTiles x 8 rows and takes Seq segments one after the other. A cluster of Cluster blocks shares the segments of a tile.
 // Units: units of each segment in a stage. Partials: write the segment sums, uncombined (then no cluster is launched).
+// kInt4: INT4 weights and BF16 rows; kInt4Wgmma: multiplied by Hopper's wgmma, four warps over outputs at a time.
+enum TileKind { kFloats, kInt4, kInt4Wgmma };
+
 template <class T_, int SegWarps, int OutWarps, int RowWarps, int OutTiles, int RowTiles, int Units, int Seq, int Cluster,
-          int MinBlocks, bool Partials = false>
+          int MinBlocks, bool Partials = false, TileKind Kind = kFloats>
 struct TileShape {
   using T = T_;
   static constexpr int kSegWarps = SegWarps, kOutWarps = OutWarps, kRowWarps = RowWarps, kOutTiles = OutTiles;
   static constexpr int kRowTiles = RowTiles, kUnits = Units, kSeq = Seq, kCluster = Cluster, kMinBlocks = MinBlocks;
-  static constexpr bool kPartials = Partials;
+  static constexpr bool kPartials = Partials, kIsInt4 = Kind != kFloats, kWgmma = Kind == kInt4Wgmma;
   static constexpr int kConsumers = SegWarps * OutWarps * RowWarps, kThreads = (kConsumers + 2) * kWarp;
   static constexpr int kBlockTiles = OutWarps * OutTiles, kBlockOut = kBlockTiles * kOutTile;
   static constexpr int kBlockRows = RowWarps * RowTiles * kRowTile;
-  static constexpr int kUnitBytes = kUnit * kOutTile * sizeof(T), kRowBytes = kUnit * sizeof(T);
-  static constexpr int kWeightBytes = SegWarps * kBlockTiles * Units * kUnitBytes;
+  // In memory a unit of kColumnTiles tiles is contiguous, in a stage a unit of kCopyTiles.
+  static constexpr int kColumnTiles = kIsInt4 ? kInt4ColumnTiles : 1;
+  static constexpr int kCopyTiles = kBlockTiles < kColumnTiles ? kBlockTiles : kColumnTiles;
+  static constexpr int kUnitBytes = kIsInt4 ? kInt4BlockBytes : kUnit * kOutTile * sizeof(T), kRowBytes = kUnit * sizeof(T);
+  static constexpr int kWeightAlign = kWgmma ? 512 : 16;  // of the rows behind the weights: a swizzle of wgmma repeats after 512
+  static constexpr int kWeightBytes = (SegWarps * kBlockTiles * Units * kUnitBytes + kWeightAlign - 1) / kWeightAlign * kWeightAlign;
   static constexpr int kStageBytes = kWeightBytes + SegWarps * Units * kBlockRows * kRowBytes;
   // Sums: the segment sums of an output that meet after the main loop, in the memory of the stages.
   static constexpr int kSums = SegWarps * Cluster, kSumBytes = Partials || kSums == 1 ? 0 : SegWarps * kBlockRows * kBlockOut * 4;
-  static constexpr int kBarrierBytes = 128, kMaxStages = 7;  // barriers: full, empty of each stage, one for the sums
-  static constexpr int kFit = (kMaxSharedBytes - kBarrierBytes) / kStageBytes;
+  static constexpr int kBarrierBytes = kWgmma ? 1024 : 128, kMaxStages = 7;  // barriers: full, empty of each stage, one for the sums
+  static constexpr int kAlign = kWgmma ? 1024 : 128, kRoom = MinBlocks > 2 ? 224 * 1024 / MinBlocks : kMaxSharedBytes;
+  static constexpr int kFit = (kRoom - kBarrierBytes - (kWgmma ? kAlign : 0)) / kStageBytes;
   static constexpr int kStages = kFit < kMaxStages ? kFit : kMaxStages;
-  static constexpr int kSharedBytes = kBarrierBytes + (kStages * kStageBytes > kSumBytes ? kStages * kStageBytes : kSumBytes);
+  static constexpr int kSharedBytes = (kWgmma ? kAlign : 0) + kBarrierBytes +
+                                      (kStages * kStageBytes > kSumBytes ? kStages * kStageBytes : kSumBytes);
   static_assert(SegWarps * Seq * Cluster == kNumSegments && kStages >= 2 && kSharedBytes <= kMaxSharedBytes, "tile shape");
   static_assert(Units <= 2 && kBlockTiles * RowWarps * RowTiles % Cluster == 0, "a stage has one or two units; sums are shared evenly");
   static_assert(!Partials || Seq == 1, "partial sums are of one segment");
+  static_assert(kBlockTiles % kCopyTiles == 0 && (OutTiles % kCopyTiles == 0 || kCopyTiles % OutTiles == 0), "whole copies");
+  static_assert(kBlockTiles % kColumnTiles == 0 || kColumnTiles % kBlockTiles == 0, "a block begins at a tile of a column");
+  static_assert(!kWgmma || (OutWarps % 4 == 0 && RowWarps == 1 && OutTiles == 1), "a warpgroup has a column of outputs");
+
+  // In a stage: the first unit of a tile of a segment warp, and the distance to its second.
+  static constexpr int kUnitStride = kCopyTiles * kUnitBytes;
+  static __host__ __device__ constexpr int tile_offset(int tile) {
+    return tile / kCopyTiles * Units * kUnitStride + tile % kCopyTiles * kUnitBytes;
+  }
 };
 
 struct Span {  // units of one segment

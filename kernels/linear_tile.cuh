@@ -7,7 +7,7 @@
 // Two producer warps fill a ring of stages: weights by bulk copies (they are contiguous), x by 16-byte copies. The others
 // only wait for a full stage, compute and release it, so they drift apart and shared-memory reads overlap tensor work.
 #pragma once
-#include "linear_consumer.cuh"
+#include "linear_consumer_wgmma.cuh"
 #include "linear_producer.cuh"
 
 namespace kdtree {
@@ -125,8 +125,12 @@ __device__ void combine(const TileArgs& a, const Tile<S>& tile, uint32_t sums) {
 
 template <class S>
 __global__ void __launch_bounds__(S::kThreads, S::kMinBlocks) linear_tile_kernel(const __grid_constant__ TileArgs a) {
+#ifndef __CUDA_ARCH_FEAT_SM90_ALL
+  if constexpr (S::kWgmma) return;  // never launched there
+#endif
   extern __shared__ __align__(128) unsigned char shared[];
-  const uint32_t full = shared_address(shared), empty = full + S::kMaxStages * 8, arrived = empty + S::kMaxStages * 8;
+  const uint32_t first = shared_address(shared), full = S::kWgmma ? (first + S::kAlign - 1) / S::kAlign * S::kAlign : first;
+  const uint32_t empty = full + S::kMaxStages * 8, arrived = empty + S::kMaxStages * 8;
   const uint32_t stages = full + S::kBarrierBytes;
   const int warp = threadIdx.x / kWarp;
   Tile<S> tile(a);
@@ -150,6 +154,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kMinBlocks) linear_tile_kernel
   Accumulator<S> acc;
   if (warp == S::kConsumers) produce_weights<S>(a, tile, full, empty, stages);
   else if (warp == S::kConsumers + 1) produce_x<S>(a, tile, early, full, empty, stages);
+  else if constexpr (S::kWgmma) consume_wgmma<S>(tile, acc, full, empty, stages);
   else consume<S>(tile, acc, full, empty, stages);
 
   if (early) wait_for_previous_kernel(), tile.find_rows(a);

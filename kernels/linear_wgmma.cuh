@@ -11,9 +11,14 @@ namespace kdtree {
 
 // A matrix in shared memory, 16 columns (K) of it: rows in groups of 8, `group_bytes` apart. Swizzled: rows of 128 bytes whose
 // 16-byte chunk c lies at c ^ row % 8, the group aligned to 1024 bytes. Else: 8 x 8 matrices, neighbours along K 128 bytes apart.
+// Rows of 64 bytes: chunk c lies at c ^ row / 2 % 4, as row_chunk puts it, the group aligned to 512 bytes.
 __device__ __forceinline__ uint64_t matrix(uint32_t address, int group_bytes, bool swizzled) {
   return (address & 0x3ffff) >> 4 | uint64_t(swizzled ? 1 : 128 >> 4) << 16 | uint64_t(group_bytes >> 4) << 32 |
          uint64_t(swizzled) << 62;
+}
+
+__device__ __forceinline__ uint64_t matrix_of_short_rows(uint32_t address, int group_bytes) {
+  return (address & 0x3ffff) >> 4 | uint64_t(1) << 16 | uint64_t(group_bytes >> 4) << 32 | uint64_t(2) << 62;
 }
 
 __device__ __forceinline__ void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -72,6 +77,23 @@ KDTREE_WGMMA(8, 64, 32, 33)
 KDTREE_WGMMA(9, 72, 36, 37)
 KDTREE_WGMMA(10, 80, 40, 41)
 KDTREE_WGMMA(16, 128, 64, 65)
+#undef KDTREE_WGMMA
+
+// The same with A in registers: of each warp its 16 rows, as mma_bf16 wants them.
+template <int kGroups>
+__device__ __forceinline__ void wgmma(float (&d)[kGroups][4], uint4 a, uint64_t b);
+#define KDTREE_WGMMA(groups, n, a0, a1, a2, a3, b_index)                                                             \
+  template <>                                                                                                        \
+  __device__ __forceinline__ void wgmma<groups>(float (&d)[groups][4], uint4 a, uint64_t b) {                        \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" KDTREE_D##groups "}, {%" #a0 ", %" #a1 \
+                 ", %" #a2 ", %" #a3 "}, %" #b_index ", 1, 1, 1, 0;"                                                 \
+                 : KDTREE_R##groups                                                                                  \
+                 : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b));                                                  \
+  }
+KDTREE_WGMMA(2, 16, 8, 9, 10, 11, 12)
+KDTREE_WGMMA(4, 32, 16, 17, 18, 19, 20)
+KDTREE_WGMMA(8, 64, 32, 33, 34, 35, 36)
+KDTREE_WGMMA(16, 128, 64, 65, 66, 67, 68)
 #undef KDTREE_WGMMA
 #undef KDTREE_R
 

@@ -1,6 +1,7 @@
 // moe_experts on CUDA. Rows are grouped by expert on the device, so that blocks that share an expert's weights run side by
 // side and read them from memory once; two grouped products around swiglu; the down projection leaves its 8 segment sums
 // apart, and a last kernel adds them in the order of op_args.h. Only integers are counted with atomics.
+#include "linear.cuh"
 #include "linear_tile.cuh"
 
 namespace kdtree {
@@ -191,6 +192,7 @@ struct Experts {
   const MoeExpertsArgs& a;
   const Workspace& w;
   void* stream;
+  Int4ExpertShapes shapes;  // of INT4 experts
 
   template <class U>
   U* at(int64_t offset) const { return reinterpret_cast<U*>(static_cast<char*>(a.workspace) + offset); }
@@ -228,13 +230,20 @@ struct Experts {
     return launch(group_kernel, shape, stream, g);
   }
 
+  // A grouped product by the tile for floats or INT4.
+  template <bool kPartials>
+  int run_grouped(const TileArgs& t) const {
+    if (!a.int4) return run_tile<T, kPartials>(t, w.rows_per_item, stream);
+    return (kPartials ? int4_partial_shape(shapes.down) : int4_shape(shapes.up)).run(t, 1, stream);
+  }
+
   int routed(const T* x) const {
     if (w.num_pairs == 0 || a.num_experts == 0) return kOk;
     const TileArgs up = product(x, a.dim, a.gate_up, at<void>(w.gate_up), 2 * a.width, w.num_pairs);
-    if (int status = run_tile<T, false>(grouped(up, static_cast<int>(a.top_k)), w.rows_per_item, stream)) return status;
+    if (int status = run_grouped<false>(grouped(up, static_cast<int>(a.top_k)))) return status;
     if (int status = swiglu(w.gate_up, w.hidden, w.num_pairs, a.width, &counts()->num_pairs)) return status;
     const TileArgs down = product(at<void>(w.hidden), a.width, a.down, at<void>(w.partials), a.dim, w.num_pairs);
-    return run_tile<T, true>(grouped(down, 1), w.rows_per_item, stream);
+    return run_grouped<true>(grouped(down, 1));
   }
 
   int shared(const T* x, int64_t num_rows) const {
@@ -278,11 +287,21 @@ struct Experts {
 
 int64_t moe_experts_cuda_workspace_bytes(const MoeExpertsArgs& a) { return Workspace(a).num_bytes; }
 
+int moe_rows_per_item(const MoeExpertsArgs& a) { return Workspace(a).rows_per_item; }
+
 int moe_experts_cuda(const MoeExpertsArgs& a, void* stream) {
+  return moe_experts_cuda_with(a, choose_int4_experts(moe_rows_per_item(a)), stream);
+}
+
+int moe_experts_cuda_with(const MoeExpertsArgs& a, Int4ExpertShapes shapes, void* stream) {
   if (a.num_rows == 0 || a.dim == 0) return kOk;
+  if (a.int4 && (a.dtype != kBF16 || a.dim % kInt4Unit || a.width % kInt4Unit)) return kUnsupported;
   if (a.num_experts > 4096 || a.num_rows > INT32_MAX / std::max<int64_t>(1, a.top_k)) return kUnsupported;
   const Workspace workspace(a);
-  return with_dtype(a.dtype, [&](auto zero) { return Experts<decltype(zero)>{a, workspace, stream}.run(); });
+  if (a.int4 && (int4_shape(shapes.up).num_rows != workspace.rows_per_item ||
+                 int4_partial_shape(shapes.down).num_rows != workspace.rows_per_item))
+    return kUnsupported;
+  return with_dtype(a.dtype, [&](auto zero) { return Experts<decltype(zero)>{a, workspace, stream, shapes}.run(); });
 }
 
 }  // namespace kdtree

@@ -87,6 +87,16 @@ struct DequantizeInt4Args {
   int64_t ids_per_row;
 };
 
+// INT4 weights packed once at load for products with BF16 rows, in one layout for both devices (int4_layout.h): columns of 64
+// outputs, units of 32 inputs, in each four blocks of 16 outputs with their scales. Past N values and scales are zeros.
+struct PackInt4Args {
+  const int32_t* weight;     // i32 [G, N, K/8], as in DequantizeInt4Args
+  const void* scale;         // BF16 [G, N, K/group_size]
+  void* packed;              // u8 [G, ceil(N/64), K/32, 4, 288]
+  int64_t num_groups, num_out, num_in, group_size;  // group_size a multiple of 32 that divides num_in
+  int32_t num_threads;       // CPU
+};
+
 // out[t, g] = W[g] x[t, g] (+ residual[t, g]). K is cut into 8 segments (see segments.h); segment sums are combined
 // ((0+1)+(2+3))+((4+5)+(6+7)) in FP32, rounded once to the output type, and only then added to the residual.
 struct LinearArgs {
@@ -101,6 +111,8 @@ struct LinearArgs {
   const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device rows are in use
   bool weights_settled;      // CUDA: the host knew the weights to be complete before it launches this, so that they may be
                              // read while the kernel before it still runs
+  bool int4;                 // packed is as in PackInt4Args, dtype BF16; the result has the bits of the BF16 weights that
+                             // dequantize_int4 makes
 };
 
 struct RopeArgs {            // NeoX rotation: pairs (i, i + R/2)
@@ -190,6 +202,7 @@ struct MoeExpertsArgs {
   int32_t num_threads;
   const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device rows are in use
   void* workspace;              // CUDA: moe_experts_cuda_workspace_bytes(args) bytes, aligned to 256
+  bool int4;                    // gate_up and down are as in PackInt4Args, dtype BF16; the shared expert's stay BF16
 };
 
 // --- latent cache and attention ------------------------------------------------------------------------------------
@@ -321,6 +334,7 @@ int embed_cpu(const EmbedArgs&);
 int rms_norm_cpu(const RmsNormArgs&);
 int pack_linear_cpu(const PackLinearArgs&);
 int dequantize_int4_cpu(const DequantizeInt4Args&);
+int pack_int4_cpu(const PackInt4Args&);
 int linear_cpu(const LinearArgs&);
 int rope_cpu(const RopeArgs&);
 int swiglu_cpu(const SwigluArgs&);
@@ -342,6 +356,7 @@ int embed_cuda(const EmbedArgs&, void* stream);
 int rms_norm_cuda(const RmsNormArgs&, void* stream);
 int pack_linear_cuda(const PackLinearArgs&, void* stream);
 int dequantize_int4_cuda(const DequantizeInt4Args&, void* stream);
+int pack_int4_cuda(const PackInt4Args&, void* stream);
 int linear_cuda(const LinearArgs&, void* stream);
 int rope_cuda(const RopeArgs&, void* stream);
 int swiglu_cuda(const SwigluArgs&, void* stream);

@@ -15,6 +15,7 @@ from kdtree_nb.reference.mla import MlaWeights, mla_absorbed, mla_naive, mla_wei
 from kdtree_nb.reference.model import DecodeState, ReferenceModel
 from kdtree_nb.reference.moe_experts import Experts, moe_experts
 from kdtree_nb.reference.moe_route import moe_route
+from kdtree_nb.reference.pack_int4 import pack_int4
 from kdtree_nb.reference.precision import Precision, exact, round_bf16
 from kdtree_nb.reference.residual_add import residual_add
 from kdtree_nb.reference.rms_norm import rms_norm
@@ -62,6 +63,7 @@ __all__ = [
     "mla_weights",
     "moe_experts",
     "moe_route",
+    "pack_int4",
     "path",
     "philox",
     "residual_add",

@@ -1,4 +1,4 @@
-"""Builds and loads the CUDA linear and moe_experts for run_linear.py: ctypes over the pointers of tensors."""
+"""Builds and loads the CUDA linear and moe_experts for run_linear.py and run_int4.py: ctypes, pointers of tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from op_lib import DTYPES, fill
 
 DEVICE = "cuda"
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("kernels/linear.cu", "kernels/moe_experts.cu", "kernels/swiglu.cu", "tests/cuda/shim_linear.cu")
+SOURCES = (
+    "kernels/linear_int4.cu", "kernels/linear.cu", "kernels/moe_experts.cu", "kernels/swiglu.cu",
+    "tests/cuda/shim_linear.cu",
+)  # fmt: skip
 
 
 def build() -> ctypes.CDLL:
@@ -73,8 +76,10 @@ class Lib:
         self.c = build()
         self.c.kd_shape.restype = ctypes.c_char_p
         self.c.kd_moe_workspace.restype = ctypes.c_int64
-        for name in ("kd_pack", "kd_moe"):
+        self.c.kd_int4_shape.restype = ctypes.c_char_p
+        for name in ("kd_pack", "kd_pack_int4", "kd_moe"):
             getattr(self.c, name).argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        self.c.kd_moe_with.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
         self.c.kd_linear.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
 
     @staticmethod
@@ -94,6 +99,26 @@ class Lib:
             out.append(Shape(i, name.split(", ", 1)[1].replace(", ", "-"), *numbers))
         return out
 
+    def int4_shapes(self, partial: bool = False) -> list[Shape]:
+        """All tile shapes of linear for INT4 weights; partial: those of the experts' down projections."""
+        out, numbers = [], (ctypes.c_int * 3)()
+        for i in range(self.c.kd_num_int4_shapes(partial)):
+            name = self.c.kd_int4_shape(partial, i, numbers).decode()
+            kind, shape = name.split(", ", 1)
+            out.append(Shape(i, ("w " if "wgmma" in kind else "") + shape.replace(", ", "-"), *numbers))
+        return out
+
+    def pack_int4(self, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """weight i32 [G, N, K/8], scale bf16 [G, N, K/group] -> u8 [G, ceil(N/64), K/32, 4, 288]."""
+        g, n, words = weight.shape
+        packed = torch.full((g, -(-n // 64), words // 4, 4, 288), 255, dtype=torch.uint8, device=weight.device)
+        fields = {
+            "weight": weight, "scale": scale, "packed": packed, "num_groups": g, "num_out": n, "num_in": 8 * words,
+            "group_size": 8 * words // scale.shape[2],
+        }  # fmt: skip
+        self._check(self.c.kd_pack_int4(ctypes.byref(fill("pack_int4", fields)), self._stream()), "pack_int4")
+        return packed
+
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         """weight [G, N, K] -> packed [G, ceil(N/16), ceil(K/32), 512]."""
         g, n, k = weight.shape
@@ -109,6 +134,7 @@ class Lib:
             "x": x, "packed": packed, "residual": residual, "out": out, "num_rows": t, "num_groups": g, "num_out": n,
             "num_in": x.shape[2], "x_row_stride": x.stride(0), "x_group_stride": x.stride(1), "dtype": x.dtype,
             "out_dtype": out.dtype, "num_rows_device": num_rows_device, "weights_settled": settled,
+            "int4": packed.dtype == torch.uint8,
         }  # fmt: skip
         return fill("linear", fields)
 
@@ -135,6 +161,7 @@ class Lib:
             "x": x, **experts._asdict(), "expert_id": expert_id, "weight": weight, "residual": residual, "out": out,
             "num_rows": x.shape[0], "dim": x.shape[1], "num_experts": experts.gate_up.shape[0],
             "top_k": expert_id.shape[1], "dtype": x.dtype, "num_rows_device": num_rows_device,
+            "int4": experts.gate_up.dtype == torch.uint8,
         }  # fmt: skip
         args = fill("moe_experts", fields)
         num_bytes = max(1, self.c.kd_moe_workspace(ctypes.byref(args)))
@@ -146,6 +173,15 @@ class Lib:
     def moe(self, args: ctypes.Structure) -> None:
         """moe_experts_cuda."""
         self._check(self.c.kd_moe(ctypes.byref(args), self._stream()), "moe_experts")
+
+    def moe_with(self, args: ctypes.Structure, up: int, down: int) -> None:
+        """moe_experts of INT4 experts by these shapes of the two grouped products."""
+        status = self.c.kd_moe_with(ctypes.byref(args), up, down, self._stream())
+        self._check(status, f"moe_experts, shapes {up} {down}")
+
+    def rows_per_item(self, args: ctypes.Structure) -> int:
+        """The most rows of one expert that a tile of moe_experts takes: the shapes must have as many."""
+        return self.c.kd_moe_rows_per_item(ctypes.byref(args))
 
 
 class Report:
