@@ -98,7 +98,7 @@ def check_case(lib: Lib, report: Report, case: Case, rows_list) -> int:
     for shape in lib.int4_shapes():
         if lib.serves(lib.linear_args(case.x, case.packed, case.want), shape.index):
             checks += check_shape(lib, report, case, shape, rows_list)
-    for rows in (1, 7, 16, 30, 64, 200):
+    for rows in (1, 7, 16, 30) if lib.skip else (1, 7, 16, 30, 64, 200):
         x, used = case.rows(torch.arange(rows, device=DEVICE)), rows // 2 + 1
         added, partly = (poisoned(rows, case.g, case.n, dtype=torch.bfloat16) for _ in range(2))
         lib.linear(x, case.packed, added, residual=case.residual[:rows], settled=True)
@@ -167,6 +167,17 @@ def check_layer(lib: Lib, report: Report, layer: Int4Layer, rows: int) -> int:
     partly = layer.run(lib, *inputs, count=torch.tensor([used], dtype=torch.int32, device=DEVICE))
     expect(report, partly[:used], want[:used], f"{layer.name} T{rows}: device-side count")
     return len(pairs) + 3
+
+
+def check_wgmma(lib: Lib, report: Report) -> None:
+    """The shapes that wgmma multiplies, on small cases: run in another process, since a mistake there may hang."""
+    for numbers in ((256, 331), (96, 128)):
+        case = Case(lib, *numbers)
+        for shape in lib.int4_shapes():
+            if shape.name.startswith("w "):
+                check_shape(lib, report, case, shape, (1, 31, 64, 129))
+                torch.cuda.synchronize()
+                print(case.name, shape.name, len(report.failures), flush=True)
 
 
 def check_int4(lib: Lib, report: Report, quick: bool) -> int:

@@ -70,7 +70,9 @@ class Experts(NamedTuple):
 
 
 class Lib:
-    """The library's functions on torch tensors; any status but 0 raises."""
+    """The library's functions on torch tensors; any status but 0 raises. skip: INT4 shapes that are not to be run."""
+
+    skip: frozenset[int] = frozenset()
 
     def __init__(self) -> None:
         self.c = build()
@@ -100,12 +102,13 @@ class Lib:
         return out
 
     def int4_shapes(self, partial: bool = False) -> list[Shape]:
-        """All tile shapes of linear for INT4 weights; partial: those of the experts' down projections."""
+        """The tile shapes of linear for INT4 weights; partial: those of the experts' down projections."""
         out, numbers = [], (ctypes.c_int * 3)()
         for i in range(self.c.kd_num_int4_shapes(partial)):
             name = self.c.kd_int4_shape(partial, i, numbers).decode()
             kind, shape = name.split(", ", 1)
-            out.append(Shape(i, ("w " if "wgmma" in kind else "") + shape.replace(", ", "-"), *numbers))
+            if partial or i not in self.skip:
+                out.append(Shape(i, ("w " if "wgmma" in kind else "") + shape.replace(", ", "-"), *numbers))
         return out
 
     def pack_int4(self, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

@@ -50,11 +50,16 @@ def time_cell(lib: Lib, x: torch.Tensor, plain: list, packed: list, theirs: list
     if theirs:
         cell["int4pack_mm"] = graph_us([lambda w=w: torch._weight_int4pack_mm(flat, w[0], 32, w[1]) for w in theirs])
     args = [lib.linear_args(x, p, out, settled=True) for p in packed]
-    cell["ours"] = graph_us([lambda a=a: lib.run(a) for a in args])
     choice, cell["early"] = lib.choice(args[0])
     shapes = lib.int4_shapes()
-    cell["chosen"] = shapes[choice].name
     smallest = min(shape.num_rows for shape in shapes if shape.num_rows >= min(rows, 128))
+    chosen = next((s for s in shapes if s.index == choice), None)
+    if chosen is None:  # it is not to be run
+        chosen = next(shape for shape in shapes if shape.num_rows == smallest)
+        cell["ours"] = graph_us([lambda a=a: lib.run(a, chosen.index) for a in args])
+    else:
+        cell["ours"] = graph_us([lambda a=a: lib.run(a) for a in args])
+    cell["chosen"] = chosen.name
     for shape in shapes if rows in ROWS_OF_ALL else ():
         if shape.num_rows == smallest and lib.serves(args[0], shape.index):
             cell["shapes"][shape.name] = graph_us([lambda a=a, s=shape: lib.run(a, s.index) for a in args])
