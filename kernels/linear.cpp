@@ -1,9 +1,11 @@
 // linear: out[t, g] = W[g] x[t, g] (+ residual). Bound by the memory of the weights for few rows, by fma for many.
 #include "dot_tile.h"
+#include "int4_layout.h"
 #include "op_args.h"
 #include "parallel.h"
 #include "rows_in_use.h"
 #include "scratch.h"
+#include "unpack_int4.h"
 
 namespace kdtree {
 namespace {
@@ -118,7 +120,13 @@ void pack_linear(const PackLinearArgs& a) {
 }  // namespace
 
 int linear_cpu(const LinearArgs& args) {
-  const LinearArgs a = with_rows_in_use(args);
+  LinearArgs a = with_rows_in_use(args);
+  if (a.int4 && (a.dtype != kBF16 || a.num_in % kInt4Unit)) return kUnsupported;
+  UnpackedInt4 unpacked;
+  if (a.int4) {
+    unpacked = unpack_int4(a.packed, a.num_groups, a.num_out, a.num_in, {}, a.num_threads);
+    a.packed = unpacked.get(), a.int4 = false;
+  }
   if (a.dtype == kF32 && a.out_dtype != kF32) return kUnsupported;
   if (a.residual && a.out_dtype != a.dtype) return kUnsupported;
   a.dtype == kF32 ? linear<float>(a) : linear<Bf16>(a);

@@ -1,5 +1,5 @@
-// pack_int4 on CUDA, and the tile shapes of linear with INT4 weights: those of linear_tile.cuh, whose consumer warps turn the
-// values into BF16 in registers. Any shape gives the same bits, those of linear with the BF16 weights they stand for.
+// The tile shapes of linear and moe_experts with INT4 weights: those of linear_tile.cuh, whose consumer warps turn the values
+// into BF16 in registers. Any shape gives the same bits, those of the BF16 weights that dequantize_int4 makes.
 #include "linear.cuh"
 #include "linear_tile.cuh"
 
@@ -7,37 +7,6 @@ namespace kdtree {
 namespace {
 
 using Bf16 = __nv_bfloat16;
-
-// --- pack ------------------------------------------------------------------------------------------------------------
-
-// A thread makes a word of a block: eight values, or two scales.
-__global__ void pack_int4_kernel(PackInt4Args a, int64_t num_words) {
-  const int64_t num_units = a.num_in / kInt4Unit, num_scales = a.num_in / a.group_size, words_per_row = a.num_in / kInt4PerWord;
-  const int64_t num_columns = int4_num_columns(a.num_out);
-  for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < num_words; i += gridDim.x * int64_t(blockDim.x)) {
-    const int w = i % kInt4BlockWords;
-    const int64_t block = i / kInt4BlockWords, unit = block / kInt4ColumnTiles % num_units;
-    const int64_t column = block / kInt4ColumnTiles / num_units % num_columns, group = block / kInt4ColumnTiles / num_units / num_columns;
-    const int64_t first_out = (column * kInt4ColumnTiles + block % kInt4ColumnTiles) * kInt4Tile;
-    uint32_t word = 0;
-    if (w < kInt4ValueWords) {
-      for (int v = 0; v < kInt4PerWord; ++v) {
-        const int64_t n = first_out + int4_out(w, v), k = unit * kInt4Unit + int4_in(w, v);
-        const int value = n < a.num_out ? int4_at(a.weight + (group * a.num_out + n) * words_per_row, k) : 0;
-        word |= uint32_t(value + 8) << int4_shift(v);
-      }
-    } else {
-      for (int half = 0; half < 2; ++half) {
-        const int64_t n = first_out + (w - kInt4ValueWords) + 8 * half, at = unit * kInt4Unit / a.group_size;
-        const uint16_t* scale = static_cast<const uint16_t*>(a.scale) + (group * a.num_out + n) * num_scales;
-        if (n < a.num_out) word |= uint32_t(scale[at]) << (16 * half);
-      }
-    }
-    static_cast<uint32_t*>(a.packed)[i] = word;
-  }
-}
-
-// --- tile shapes -----------------------------------------------------------------------------------------------------
 
 template <TileKind Kind, bool Partials, int SegWarps, int OutWarps, int OutTiles, int RowTiles, int Units, int Seq, int Cluster,
           int MinBlocks>
@@ -114,16 +83,6 @@ int choose_int4_shape(const LinearArgs& a, const LinearDevice& device) {
   if (!device.wgmma) return a.num_rows <= 64 ? k64 : k128;
   if (a.num_rows <= 64) return fills ? k64 + 3 : k64 + 5;
   return blocks * ceil_div(a.num_rows, 128) >= 2 * device.num_multiprocessors ? k128 + 1 : k128 + 2;
-}
-
-int pack_int4_cuda(const PackInt4Args& a, void* stream) {
-  if (a.group_size < 1 || a.group_size % kInt4Unit || a.num_in % a.group_size) return kUnsupported;
-  const int64_t num_words = a.num_groups * int4_num_blocks(a.num_out, a.num_in) * kInt4BlockWords;
-  if (num_words == 0) return kOk;
-  LaunchShape shape;
-  shape.block = dim3(256);
-  shape.grid = dim3(static_cast<unsigned>(std::min<int64_t>(ceil_div(num_words, 256), 1 << 20)));
-  return launch(pack_int4_kernel, shape, stream, a, num_words);
 }
 
 }  // namespace kdtree

@@ -6,11 +6,13 @@
 #include <vector>
 
 #include "dot_tile.h"
+#include "int4_layout.h"
 #include "op_args.h"
 #include "parallel.h"
 #include "rows_in_use.h"
 #include "scratch.h"
 #include "swiglu.h"
+#include "unpack_int4.h"
 
 namespace kdtree {
 namespace {
@@ -215,9 +217,19 @@ void moe_experts(const MoeExpertsArgs& a) {
 }  // namespace
 
 int moe_experts_cpu(const MoeExpertsArgs& args) {
-  const MoeExpertsArgs a = with_rows_in_use(args);
-  for (int64_t i = 0; i < a.num_rows * a.top_k; ++i)
+  MoeExpertsArgs a = with_rows_in_use(args);
+  if (a.int4 && (a.dtype != kBF16 || a.dim % kInt4Unit || a.width % kInt4Unit)) return kUnsupported;
+  std::vector<bool> is_wanted(a.num_experts);
+  for (int64_t i = 0; i < a.num_rows * a.top_k; ++i) {
     if (a.expert_id[i] < 0 || a.expert_id[i] >= a.num_experts) return kOutOfRange;
+    is_wanted[a.expert_id[i]] = true;
+  }
+  UnpackedInt4 gate_up, down;
+  if (a.int4) {
+    gate_up = unpack_int4(a.gate_up, a.num_experts, 2 * a.width, a.dim, is_wanted, a.num_threads);
+    down = unpack_int4(a.down, a.num_experts, a.dim, a.width, is_wanted, a.num_threads);
+    a.gate_up = gate_up.get(), a.down = down.get(), a.int4 = false;
+  }
   const int64_t element = a.dtype == kF32 ? 4 : 2;
   for (int64_t row = 0; row < a.num_rows; row += kChunkRows) {
     MoeExpertsArgs chunk = a;

@@ -91,8 +91,8 @@ struct DequantizeInt4Args {
 // outputs, units of 32 inputs, in each four blocks of 16 outputs with their scales. Past N values and scales are zeros.
 struct PackInt4Args {
   const int32_t* weight;     // i32 [G, N, K/8], as in DequantizeInt4Args
-  const void* scale;         // BF16 [G, N, K/group_size]
-  void* packed;              // u8 [G, ceil(N/64), K/32, 4, 288]
+  const uint16_t* scale;     // BF16 [G, N, K/group_size]
+  uint8_t* packed;           // [G, ceil(N/64), K/32, 4, 288], aligned to 16 bytes
   int64_t num_groups, num_out, num_in, group_size;  // group_size a multiple of 32 that divides num_in
   int32_t num_threads;       // CPU
 };

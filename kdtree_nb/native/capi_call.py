@@ -112,6 +112,8 @@ class Call:
         """A scalar field: from the arguments, else dtype from the arrays, else a default, else an error."""
         if field == "dtype":
             return DTYPES[self.dtype]
+        if field == "int4":  # the weights are floats
+            return False
         value = self.arguments.pop(field, self.dtype if field == "out_dtype" else _DEFAULTS.get(field))
         names = {"out_dtype": DTYPES, "scoring": SCORINGS}.get(field)
         if value is None or (names is not None and value not in names):

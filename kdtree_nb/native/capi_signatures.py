@@ -2,7 +2,7 @@
 
 One line each: inputs -> outputs ; the struct's size fields. `x[T D]` has shape [T, D]; `x?[…]` may be left out; `x![…]`
 is changed in place; `x{G N K}` is a weight that pack_linear has made of [G, N, K]. A symbol is bound by the first input
-that has it alone as a dimension, else by the keyword argument of the size field that is equal to it.
+that has it alone as a dimension, else by the keyword argument of the size field that is equal to it. `^` rounds up.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ TEXT = {
     "pack_linear": "weight[G N K] -> packed{G N K} ; num_groups=G num_out=N num_in=K",
     "dequantize_int4": "weight[G N K//8] scale[G N K//J] group_id?[I] -> packed{G N K} ; num_groups=G num_out=N "
     "num_in=K group_size=J num_ids=I",
+    "pack_int4": "weight[G N K//8] scale[G N K//J] -> packed[G ^N//64 K//32 4 288] ; num_groups=G num_out=N num_in=K "
+    "group_size=J",
     "linear": "x[T G K] packed{G N K} residual?[T G N] -> out[T G N] ; num_rows=T num_groups=G num_out=N num_in=K "
     "x_row_stride=G*K x_group_stride=K",
     "rope": "x[T H R] cos_sin[P R] position[T] -> out[T H R] ; num_rows=T num_heads=H dim=R num_positions=P "
@@ -96,7 +98,7 @@ def value_of(expression: str, symbols: dict[str, int]) -> int:
 
 
 def _product(term: str, symbols: dict[str, int]) -> int:
-    dividend, _, divisor = term.partition("//")
+    dividend, _, divisor = term.removeprefix("^").partition("//")
     product = 1
     for factor in dividend.split("*"):
         product *= int(factor) if factor.isdigit() else symbols[factor]
@@ -105,7 +107,7 @@ def _product(term: str, symbols: dict[str, int]) -> int:
     size = int(divisor) if divisor.isdigit() else symbols[divisor]
     if size == 0 or product % size and not divisor.isdigit():
         raise ValueError(f"expected a size that divides {product}, got {size}")
-    return product // size
+    return -(-product // size) if term.startswith("^") else product // size
 
 
 def packed_shape(dims: list[int], is_cpu: bool) -> tuple[int, ...]:

@@ -10,7 +10,8 @@ from kdtree_nb.errors import KernelBuildError
 
 _NUMBERS = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "float": ctypes.c_float, "bool": ctypes.c_bool,
             "Dtype": ctypes.c_int32, "Scoring": ctypes.c_int32}  # fmt: skip
-_POINTEES = {"void": "float", "float": "f32", "double": "f64", "int64_t": "i64", "int32_t": "i32", "uint8_t": "u8"}
+_POINTEES = {"void": "float", "float": "f32", "double": "f64", "int64_t": "i64", "int32_t": "i32", "uint8_t": "u8",
+             "uint16_t": "bf16"}  # fmt: skip
 _STRUCT = re.compile(r"^struct (\w+) \{(.*?)^\};", re.MULTILINE | re.DOTALL)
 _KERNEL = re.compile(r"^int (\w+)_(?:cpu|cuda)\(const (\w+)&", re.MULTILINE)
 _FIELD = re.compile(r"(const )?(\w+)(\*?) ([\w, ]+)")
@@ -18,7 +19,7 @@ _FIELD = re.compile(r"(const )?(\w+)(\*?) ([\w, ]+)")
 
 @dataclasses.dataclass(frozen=True)
 class Pointer:
-    """A pointer field. kind: of its elements, f32 f64 i32 i64 u8, or float for F32 or BF16 by the struct's dtype."""
+    """A pointer field. kind: of its elements, f32 f64 bf16 i32 i64 u8, or float: F32 or BF16 by the struct's dtype."""
 
     kind: str
     is_output: bool

@@ -5,11 +5,13 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
+#include <array>
 #include <initializer_list>
 #include <optional>
 #include <string>
 #include <type_traits>
 
+#include "../int4_layout.h"
 #include "../op_args.h"
 #include "../status_text.h"
 #include "capture.h"
@@ -96,6 +98,24 @@ inline void expect_array(const char* op, const char* name, const at::Tensor& t, 
                          std::initializer_list<int64_t> want, const char* symbols) {
   expect_device(op, name, t, at::kCPU);
   expect_dense(op, name, t, type, want, symbols);
+}
+
+// INT4 weights as pack_int4 leaves them.
+constexpr const char* kInt4Symbols = "[G, ceil(N/64), K/32, 4, 288]";
+
+inline std::array<int64_t, 5> packed_int4_sizes(int64_t num_groups, int64_t num_out, int64_t num_in) {
+  return {num_groups, int4_num_columns(num_out), num_in / kInt4Unit, kInt4ColumnTiles, kInt4BlockBytes};
+}
+
+// Whether a weight is INT4, which is checked here; other weights are not.
+inline bool is_int4(const char* op, const char* name, const at::Tensor& t, at::ScalarType type, int64_t num_groups,
+                    int64_t num_out, int64_t num_in) {
+  if (t.scalar_type() != at::kByte) return false;
+  KDTREE_CHECK(type == at::kBFloat16, op, ": ", name, ": expected INT4 weights with BFloat16 rows alone, got ", type);
+  KDTREE_CHECK(num_in % kInt4Unit == 0, op, ": ", name, ": expected a multiple of ", kInt4Unit, " inputs, got ", num_in);
+  const auto want = packed_int4_sizes(num_groups, num_out, num_in);
+  expect_dense(op, name, t, at::kByte, {want[0], want[1], want[2], want[3], want[4]}, kInt4Symbols);
+  return true;
 }
 
 // Where the number of rows in use lies, i32 [1], or null where all are.

@@ -1,4 +1,4 @@
-// CPU binding of dequantize_int4: check, allocate, call.
+// CPU bindings of dequantize_int4 and pack_int4: check, allocate, call.
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
@@ -31,8 +31,21 @@ at::Tensor dequantize_int4(const at::Tensor& weight, const at::Tensor& scale, bo
   return packed;
 }
 
+at::Tensor pack_int4(const at::Tensor& weight, const at::Tensor& scale) {
+  const char* op = "pack_int4";
+  expect_array(op, "weight", weight, at::kInt, {-1, -1, -1}, "[G, N, K/8]");
+  expect_array(op, "scale", scale, at::kBFloat16, {weight.size(0), weight.size(1), -1}, "[G, N, K/group]");
+  const PackInt4Sizes s(op, weight, scale);
+  at::Tensor packed = new_cpu(packed_int4_sizes(s.num_groups, s.num_out, s.num_in), at::kByte);
+  expect_ok(op, bind::pack_int4_cpu(s.args(weight, scale, packed, at::get_num_threads())));
+  return packed;
+}
+
 }  // namespace
 
-KDTREE_LIBRARY_IMPL(KDTREE_NS, CPU, m) { m.impl("dequantize_int4", &dequantize_int4); }
+KDTREE_LIBRARY_IMPL(KDTREE_NS, CPU, m) {
+  m.impl("dequantize_int4", &dequantize_int4);
+  m.impl("pack_int4", &pack_int4);
+}
 
 }  // namespace kdtree::bind

@@ -60,6 +60,15 @@ Tensor pack_linear(const Tensor& weight) {
   return packed;
 }
 
+// A weight of products, packed floats or INT4. Whether it is INT4.
+bool expect_weight(const char* op, const char* name, const Tensor& t, at::ScalarType type, int64_t num_groups,
+                   int64_t num_out, int64_t num_in, const char* symbols) {
+  expect_device(op, name, t, at::kCPU);
+  if (is_int4(op, name, t, type, num_groups, num_out, num_in)) return true;
+  expect_array(op, name, t, type, {num_groups, num_packed_blocks(num_out), num_in, kPackedOutputs}, symbols);
+  return false;
+}
+
 Tensor linear(const Tensor& x, const Tensor& packed, int64_t num_out, const OptionalTensor& residual, bool out_f32,
               const OptionalTensor& rows_used, bool) {
   const char* op = "linear";
@@ -68,8 +77,7 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t num_out, const Opti
   expect_dense_rows(op, "x", x);
   const int64_t num_rows = x.size(0), num_in = x.size(1);
   expect_range(op, "num_out", num_out, 0, kMaxSize);
-  expect_array(op, "packed", packed, x.scalar_type(), {1, num_packed_blocks(num_out), num_in, kPackedOutputs},
-               "[1, ceil(N/16), K, 16]");
+  const bool int4 = expect_weight(op, "packed", packed, x.scalar_type(), 1, num_out, num_in, "[1, ceil(N/16), K, 16]");
   const Dtype out_dtype = out_f32 ? kF32 : dtype;
   if (residual) {
     expect_array(op, "residual", *residual, x.scalar_type(), {num_rows, num_out}, "[T, N]");
@@ -78,7 +86,7 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t num_out, const Opti
   Tensor out = new_cpu({num_rows, num_out}, scalar_type(out_dtype));
   expect_ok(op, linear_cpu({x.const_data_ptr(), packed.const_data_ptr(), data_or_null(residual),
                             out.mutable_data_ptr(), num_rows, 1, num_out, num_in, x.stride(0), 0, dtype, out_dtype,
-                            at::get_num_threads(), rows_in_use(op, rows_used)}));
+                            at::get_num_threads(), rows_in_use(op, rows_used), false, int4}));
   return out;
 }
 
@@ -89,12 +97,12 @@ Tensor linear_heads(const Tensor& x, const Tensor& packed, int64_t num_out, cons
   expect_dense_rows(op, "x", x);
   const int64_t num_rows = x.size(0), num_groups = x.size(1), num_in = x.size(2);
   expect_range(op, "num_out", num_out, 0, kMaxSize);
-  expect_array(op, "packed", packed, x.scalar_type(), {num_groups, num_packed_blocks(num_out), num_in, kPackedOutputs},
-               "[G, ceil(N/16), K, 16]");
+  const bool int4 =
+      expect_weight(op, "packed", packed, x.scalar_type(), num_groups, num_out, num_in, "[G, ceil(N/16), K, 16]");
   Tensor out = new_cpu({num_rows, num_groups, num_out}, x.scalar_type());
   expect_ok(op, linear_cpu({x.const_data_ptr(), packed.const_data_ptr(), nullptr, out.mutable_data_ptr(), num_rows,
                             num_groups, num_out, num_in, x.stride(0), x.stride(1), dtype, dtype,
-                            at::get_num_threads(), rows_in_use(op, rows_used)}));
+                            at::get_num_threads(), rows_in_use(op, rows_used), false, int4}));
   return out;
 }
 
@@ -178,12 +186,11 @@ Tensor moe_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down, c
   const auto type = x.scalar_type();
   expect_array(op, "x", x, type, {-1, -1}, "[T, D]");
   expect_range(op, "width", width, 1, kMaxSize);
-  expect_dim(op, "gate_up", gate_up, 4, "[E, ceil(2I/16), D, 16]");
+  KDTREE_CHECK(gate_up.dim() > 0, op, ": gate_up: expected the experts' weights, got a scalar");
   const int64_t num_rows = x.size(0), dim = x.size(1), num_experts = gate_up.size(0);
-  expect_array(op, "gate_up", gate_up, type, {num_experts, num_packed_blocks(2 * width), dim, kPackedOutputs},
-               "[E, ceil(2I/16), D, 16]");
-  expect_array(op, "down", down, type, {num_experts, num_packed_blocks(dim), width, kPackedOutputs},
-               "[E, ceil(D/16), I, 16]");
+  const bool int4 = expect_weight(op, "gate_up", gate_up, type, num_experts, 2 * width, dim, "[E, ceil(2I/16), D, 16]");
+  KDTREE_CHECK(expect_weight(op, "down", down, type, num_experts, dim, width, "[E, ceil(D/16), I, 16]") == int4, op,
+               ": down: expected weights of the type of gate_up, got ", down.scalar_type());
   KDTREE_CHECK(shared_gate_up.has_value() == shared_down.has_value(), op,
                ": expected shared_gate_up and shared_down together or neither, got one");
   if (shared_gate_up) {
@@ -202,7 +209,7 @@ Tensor moe_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down, c
       {x.const_data_ptr(), gate_up.const_data_ptr(), down.const_data_ptr(), data_or_null(shared_gate_up),
        data_or_null(shared_down), expert_id.const_data_ptr<int32_t>(), weight.const_data_ptr<float>(),
        data_or_null(residual), out.mutable_data_ptr(), num_rows, dim, num_experts, top_k, width, shared_width, dtype,
-       at::get_num_threads(), rows_in_use(op, rows_used)});
+       at::get_num_threads(), rows_in_use(op, rows_used), nullptr, int4});
   if (status == kOutOfRange) expect_values<int32_t>(op, "expert_id", expert_id, 0, num_experts - 1);
   expect_ok(op, status);
   return out;

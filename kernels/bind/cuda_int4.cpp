@@ -1,4 +1,4 @@
-// CUDA binding of dequantize_int4: check, allocate, launch.
+// CUDA bindings of dequantize_int4 and pack_int4: check, allocate, launch.
 #include <torch/library.h>
 
 #include <optional>
@@ -33,8 +33,22 @@ at::Tensor dequantize_int4(const at::Tensor& weight, const at::Tensor& scale, bo
   return packed;
 }
 
+at::Tensor pack_int4(const at::Tensor& weight, const at::Tensor& scale) {
+  const char* op = "pack_int4";
+  const CudaCall call(op, "weight", weight);
+  call.expect("weight", weight, at::kInt, {-1, -1, -1}, "[G, N, K/8]");
+  call.expect("scale", scale, at::kBFloat16, {weight.size(0), weight.size(1), -1}, "[G, N, K/group]");
+  const PackInt4Sizes s(op, weight, scale);
+  at::Tensor packed = call.empty(packed_int4_sizes(s.num_groups, s.num_out, s.num_in), at::kByte);
+  call.check(pack_int4_cuda(s.args(weight, scale, packed, 0), call.stream()));
+  return packed;
+}
+
 }  // namespace
 
-KDTREE_LIBRARY_IMPL(KDTREE_NS, CUDA, m) { m.impl("dequantize_int4", &dequantize_int4); }
+KDTREE_LIBRARY_IMPL(KDTREE_NS, CUDA, m) {
+  m.impl("dequantize_int4", &dequantize_int4);
+  m.impl("pack_int4", &pack_int4);
+}
 
 }  // namespace kdtree::bind

@@ -27,11 +27,15 @@ int64_t num_blocks(int64_t count, int64_t size) { return (count + size - 1) / si
 
 const void* data_or_null(const OptionalTensor& t) { return t ? t->const_data_ptr() : nullptr; }
 
-void expect_packed(const CudaCall& call, const char* name, const Tensor& packed, at::ScalarType type,
+// Whether the weight is INT4, as pack_int4 leaves it.
+bool expect_packed(const CudaCall& call, const char* op, const char* name, const Tensor& packed, at::ScalarType type,
                    int64_t num_groups, int64_t num_out, int64_t num_in) {
+  call.on_device(name, packed);
+  if (is_int4(op, name, packed, type, num_groups, num_out, num_in)) return true;
   call.expect(name, packed, type,
               {num_groups, num_blocks(num_out, kBlockOutputs), num_blocks(num_in, kBlockInputs), kBlockValues},
               kPackedSymbols);
+  return false;
 }
 
 Tensor embed(const Tensor& weight, const Tensor& token, const OptionalTensor& rows_used) {
@@ -84,7 +88,7 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t num_out, const Opti
   call.expect_rows("x", x, 2, "[T, K]");
   expect_range(op, "num_out", num_out, 0, kMaxSize);
   const int64_t num_rows = x.size(0), num_in = x.size(1);
-  expect_packed(call, "packed", packed, x.scalar_type(), 1, num_out, num_in);
+  const bool int4 = expect_packed(call, op, "packed", packed, x.scalar_type(), 1, num_out, num_in);
   const Dtype out_dtype = out_f32 ? kF32 : dtype;
   if (residual) {
     call.expect("residual", *residual, x.scalar_type(), {num_rows, num_out}, "[T, N]");
@@ -93,7 +97,7 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t num_out, const Opti
   Tensor out = call.empty({num_rows, num_out}, scalar_type(out_dtype));
   call.check(linear_cuda({x.const_data_ptr(), packed.const_data_ptr(), data_or_null(residual), out.mutable_data_ptr(),
                           num_rows, 1, num_out, num_in, x.stride(0), 0, dtype, out_dtype, 0,
-                          call.rows_in_use(rows_used), settled},
+                          call.rows_in_use(rows_used), settled, int4},
                          call.stream()));
   return out;
 }
@@ -106,11 +110,11 @@ Tensor linear_heads(const Tensor& x, const Tensor& packed, int64_t num_out, cons
   call.expect_rows("x", x, 3, "[T, G, K]");
   expect_range(op, "num_out", num_out, 0, kMaxSize);
   const int64_t num_rows = x.size(0), num_groups = x.size(1), num_in = x.size(2);
-  expect_packed(call, "packed", packed, x.scalar_type(), num_groups, num_out, num_in);
+  const bool int4 = expect_packed(call, op, "packed", packed, x.scalar_type(), num_groups, num_out, num_in);
   Tensor out = call.empty({num_rows, num_groups, num_out}, x.scalar_type());
   call.check(linear_cuda({x.const_data_ptr(), packed.const_data_ptr(), nullptr, out.mutable_data_ptr(), num_rows,
                           num_groups, num_out, num_in, x.stride(0), x.stride(1), dtype, dtype, 0,
-                          call.rows_in_use(rows_used), settled},
+                          call.rows_in_use(rows_used), settled, int4},
                          call.stream()));
   return out;
 }
@@ -202,16 +206,19 @@ Tensor moe_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down, c
   const auto type = x.scalar_type();
   call.expect("x", x, type, {-1, -1}, "[T, D]");
   expect_range(op, "width", width, 1, kMaxSize);
-  expect_dim(op, "gate_up", gate_up, 4, kPackedSymbols);
+  KDTREE_CHECK(gate_up.dim() > 0, op, ": gate_up: expected the experts' weights, got a scalar");
   const int64_t num_rows = x.size(0), dim = x.size(1), num_experts = gate_up.size(0);
-  expect_packed(call, "gate_up", gate_up, type, num_experts, 2 * width, dim);
-  expect_packed(call, "down", down, type, num_experts, dim, width);
+  const bool int4 = expect_packed(call, op, "gate_up", gate_up, type, num_experts, 2 * width, dim);
+  KDTREE_CHECK(expect_packed(call, op, "down", down, type, num_experts, dim, width) == int4, op,
+               ": down: expected weights of the type of gate_up, got ", down.scalar_type());
   KDTREE_CHECK(shared_gate_up.has_value() == shared_down.has_value(), op,
                ": expected shared_gate_up and shared_down together or neither, got one");
   if (shared_gate_up) {
     expect_range(op, "shared_width", shared_width, 1, kMaxSize);
-    expect_packed(call, "shared_gate_up", *shared_gate_up, type, 1, 2 * shared_width, dim);
-    expect_packed(call, "shared_down", *shared_down, type, 1, dim, shared_width);
+    KDTREE_CHECK(shared_gate_up->scalar_type() == type && shared_down->scalar_type() == type, op,
+                 ": shared expert: expected weights of dtype ", type, ", got ", shared_gate_up->scalar_type());
+    expect_packed(call, op, "shared_gate_up", *shared_gate_up, type, 1, 2 * shared_width, dim);
+    expect_packed(call, op, "shared_down", *shared_down, type, 1, dim, shared_width);
   }
   call.expect("expert_id", expert_id, at::kInt, {num_rows, -1}, "[T, top_k]");
   const int64_t top_k = expert_id.size(1);
@@ -221,7 +228,7 @@ Tensor moe_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down, c
   MoeExpertsArgs args{x.const_data_ptr(), gate_up.const_data_ptr(), down.const_data_ptr(), data_or_null(shared_gate_up),
                       data_or_null(shared_down), expert_id.const_data_ptr<int32_t>(), weight.const_data_ptr<float>(),
                       data_or_null(residual), out.mutable_data_ptr(), num_rows, dim, num_experts, top_k, width,
-                      shared_width, dtype, 0, call.rows_in_use(rows_used)};
+                      shared_width, dtype, 0, call.rows_in_use(rows_used), nullptr, int4};
   const Tensor workspace = call.workspace(moe_experts_cuda_workspace_bytes(args));
   args.workspace = workspace.mutable_data_ptr();
   call.check(moe_experts_cuda(args, call.stream()));

@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "../int4_layout.h"
 #include "checks.h"
 
 namespace kdtree::bind {
@@ -23,6 +24,19 @@ struct Int4Sizes {
     ids = group_id->const_data_ptr<int32_t>();
     num_ids = group_id->numel();
     ids_per_row = group_id->size(1);
+  }
+};
+
+// What pack_int4 takes and makes. The type and shape of its arrays have been checked.
+struct PackInt4Sizes : Int4Sizes {
+  PackInt4Sizes(const char* op, const at::Tensor& weight, const at::Tensor& scale) : Int4Sizes(op, weight, scale, {}) {
+    KDTREE_CHECK(group_size % kInt4Unit == 0, op, ": scale: expected groups of a multiple of ", kInt4Unit, " inputs, got ",
+                 group_size, "; keep such weights as they are");
+  }
+
+  PackInt4Args args(const at::Tensor& weight, const at::Tensor& scale, const at::Tensor& packed, int num_threads) const {
+    return {weight.const_data_ptr<int32_t>(), static_cast<const uint16_t*>(scale.const_data_ptr()),
+            packed.mutable_data_ptr<uint8_t>(), num_groups, num_out, num_in, group_size, num_threads};
   }
 };
 

@@ -11,6 +11,7 @@ KDTREE_LIBRARY(KDTREE_NS, m) {
   m.def("pack_linear(Tensor weight) -> Tensor");
   m.def("dequantize_int4(Tensor weight, Tensor scale, bool bf16, Tensor? group_id=None, Tensor? num_rows=None) "
         "-> Tensor");
+  m.def("pack_int4(Tensor weight, Tensor scale) -> Tensor");
   m.def("linear(Tensor x, Tensor packed, int num_out, Tensor? residual, bool out_f32, Tensor? num_rows=None, "
         "bool settled=False) -> Tensor");
   m.def("linear_heads(Tensor x, Tensor packed, int num_out, Tensor? num_rows=None, bool settled=False) -> Tensor");

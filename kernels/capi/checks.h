@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "../int4_layout.h"
 #include "../status_text.h"
 #include "device.h"
 #include "error.h"
@@ -73,6 +74,21 @@ class Checks {
     if (on_cpu()) floats(name, array, dtype, {num_groups, (num_out + 15) / 16, num_in, 16}, "[G, ceil(N/16), K, 16]");
     else floats(name, array, dtype, {num_groups, (num_out + 15) / 16, (num_in + 31) / 32, 512},
                 "[G, ceil(N/16), ceil(K/32), 512]");
+  }
+
+  // A weight as pack_int4 leaves it.
+  void packed_int4(const char* name, const void* array, int64_t num_groups, int64_t num_out, int64_t num_in) {
+    const int64_t num_blocks = int4_num_columns(num_out) * kInt4ColumnTiles;
+    bytes(name, array, {num_groups, num_blocks, num_in / kInt4Unit, kInt4BlockBytes / 16}, 16, "[G, ceil(N/64), K/32, 4, 288]");
+  }
+
+  // Either, as a product takes it.
+  void weight(const char* name, const void* array, bool int4, Dtype dtype, int64_t num_groups, int64_t num_out,
+              int64_t num_in) {
+    if (!int4) return packed(name, array, dtype, num_groups, num_out, num_in);
+    expect(dtype == kBF16, "dtype: expected BF16 with INT4 weights, got F32");
+    expect(num_in % kInt4Unit == 0, "int4: expected a multiple of 32 inputs, got another number");
+    packed_int4(name, array, num_groups, num_out, num_in);
   }
 
   // A pointer that may be null.

@@ -126,6 +126,7 @@ typedef KDTREE_STRUCT(EmbedArgs) kdtree_embed_args;
 typedef KDTREE_STRUCT(RmsNormArgs) kdtree_rms_norm_args;
 typedef KDTREE_STRUCT(PackLinearArgs) kdtree_pack_linear_args;
 typedef KDTREE_STRUCT(DequantizeInt4Args) kdtree_dequantize_int4_args;
+typedef KDTREE_STRUCT(PackInt4Args) kdtree_pack_int4_args;
 typedef KDTREE_STRUCT(LinearArgs) kdtree_linear_args;
 typedef KDTREE_STRUCT(RopeArgs) kdtree_rope_args;
 typedef KDTREE_STRUCT(SwigluArgs) kdtree_swiglu_args;
@@ -147,6 +148,7 @@ KDTREE_API kdtree_status kdtree_embed(const kdtree_embed_args* args, const kdtre
 KDTREE_API kdtree_status kdtree_rms_norm(const kdtree_rms_norm_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_pack_linear(const kdtree_pack_linear_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_dequantize_int4(const kdtree_dequantize_int4_args* args, const kdtree_device* device);
+KDTREE_API kdtree_status kdtree_pack_int4(const kdtree_pack_int4_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_linear(const kdtree_linear_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_rope(const kdtree_rope_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_swiglu(const kdtree_swiglu_args* args, const kdtree_device* device);

@@ -62,6 +62,18 @@ inline void check(const DequantizeInt4Args& a, Checks& c) {
   c.num_rows_device(a.num_rows_device);
 }
 
+inline void check(const PackInt4Args& a, Checks& c) {
+  c.sizes({{"num_groups", a.num_groups}, {"num_out", a.num_out}, {"num_in", a.num_in}});
+  c.range("group_size", a.group_size, 1, kMaxSize);
+  c.array("weight", a.weight, {a.num_groups, a.num_out, (a.num_in + 7) / 8}, "[G, N, K/8]");
+  const int64_t num_scales = a.num_in / (a.group_size > 0 ? a.group_size : 1);
+  c.array("scale", a.scale, {a.num_groups, a.num_out, num_scales}, "[G, N, K/group_size]");
+  c.packed_int4("packed", a.packed, a.num_groups, a.num_out, a.num_in);
+  c.expect(num_scales * a.group_size == a.num_in && a.group_size % kInt4Unit == 0,
+           "group_size: expected a multiple of 32 that divides num_in, got another");
+  c.num_threads(a.num_threads);
+}
+
 inline void check(const LinearArgs& a, Checks& c) {
   c.dtype("dtype", a.dtype);
   c.dtype("out_dtype", a.out_dtype);
@@ -73,7 +85,7 @@ inline void check(const LinearArgs& a, Checks& c) {
   c.stride("x_row_stride", a.x_row_stride, a.num_rows, a.num_in);
   c.stride("x_group_stride", a.x_group_stride, a.num_groups, a.num_in);
   c.floats("x", a.x, a.dtype, {a.num_rows, a.num_groups, a.num_in}, "[T, G, K]");
-  c.packed("packed", a.packed, a.dtype, a.num_groups, a.num_out, a.num_in);
+  c.weight("packed", a.packed, a.int4, a.dtype, a.num_groups, a.num_out, a.num_in);
   if (a.residual) c.floats("residual", a.residual, a.dtype, {a.num_rows, a.num_groups, a.num_out}, "[T, G, N]");
   c.floats("out", a.out, a.out_dtype, {a.num_rows, a.num_groups, a.num_out}, "[T, G, N]");
   c.num_threads(a.num_threads);
@@ -177,8 +189,8 @@ inline void check(const MoeExpertsArgs& a, Checks& c) {
   c.expect((a.shared_gate_up == nullptr) == (a.shared_down == nullptr),
            "expected shared_gate_up and shared_down together or neither, got one");
   c.floats("x", a.x, a.dtype, {a.num_rows, a.dim}, "[T, D]");
-  c.packed("gate_up", a.gate_up, a.dtype, a.num_experts, 2 * a.width, a.dim);
-  c.packed("down", a.down, a.dtype, a.num_experts, a.dim, a.width);
+  c.weight("gate_up", a.gate_up, a.int4, a.dtype, a.num_experts, 2 * a.width, a.dim);
+  c.weight("down", a.down, a.int4, a.dtype, a.num_experts, a.dim, a.width);
   if (a.shared_gate_up) {
     c.range("shared_width", a.shared_width, 1, kMaxSize / 2);
     c.packed("shared_gate_up", a.shared_gate_up, a.dtype, 1, 2 * a.shared_width, a.dim);

@@ -64,6 +64,11 @@ class Cases:
             "out_dtype": self.dtype,
         }
 
+    def pack_int4(self):
+        scale = Bf16.round(self.rng.standard_normal((2, 70, 2)).astype(np.float32))
+        weight = self.integers(-(2**31), 2**31, 2, 70, 16)
+        return {"weight": weight, "scale": scale, "num_in": 128, "group_size": 64}
+
     def linear(self):
         self.weight = self.floats(2, 35, 70, scale=0.2)
         return {"x": self.floats(9, 2, 70), "packed": self.packed(self.weight), "num_out": 35,
@@ -196,6 +201,11 @@ def rms_norm(a, cases):
 def dequantize_int4(a, cases):
     value = reference.dequantize_int4(a.weight, wide(a.scale), cases.rounding).astype(np.float32)
     return [wide(cases.packed(value if cases.dtype == "f32" else Bf16.round(value)))]
+
+
+@oracle
+def pack_int4(a, cases):
+    return [reference.pack_int4(a.weight, a.scale.bits)]
 
 
 @oracle

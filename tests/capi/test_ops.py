@@ -73,6 +73,7 @@ TORCH = {
     "rms_norm": lambda t: native.rms_norm(*flat(t, "x", "weight", "eps")),
     "pack_linear": lambda t: native.pack_linear(t["weight"]),
     "dequantize_int4": lambda t: native.dequantize_int4(t["weight"], t["scale"], t["out_dtype"] == "bf16"),
+    "pack_int4": lambda t: native.pack_int4(t["weight"], t["scale"]),
     "linear": lambda t: native.linear_heads(*flat(t, "x", "packed", "num_out")),
     "rope": lambda t: native.rope(*flat(t, "x", "cos_sin", "position")),
     "swiglu": lambda t: native.swiglu(t["gate_up"]),

@@ -47,6 +47,12 @@ def dequantize_int4_fake(
 
 
 @native.fake
+def pack_int4_fake(weight: Tensor, scale: Tensor) -> Tensor:
+    G, N, num_words = weight.shape
+    return weight.new_empty((G, (N + 63) // 64, num_words // 4, 4, 288), dtype=torch.uint8)
+
+
+@native.fake
 def linear_fake(
     x: Tensor, packed: Tensor, num_out: int, residual: Tensor | None, out_f32: bool, num_rows: Tensor | None = None,
     settled: bool = False,

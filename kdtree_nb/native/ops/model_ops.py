@@ -31,7 +31,7 @@ class PackedLinear(NamedTuple):
     """Weights of one matrix per group, packed by `pack_linear`. The layout belongs to the device; zeros past N and K.
 
     data:    float, on a CPU [G, ceil(N/16), K, 16], on a GPU [G, ceil(N/16), ceil(K/32), 512]; or INT4, see
-             `int4_linear`. Never written to again.
+             `int4_linear` and `packed_int4_linear`. Never written to again.
     settled: a GPU had written `data` before anyone could use it. Products then read it while the kernel before them
              still runs.
     scale:   of INT4 weights
@@ -51,7 +51,8 @@ class PackedExperts(NamedTuple):
     gate_up, down: data of PackedLinear for E matrices [2I, D] and [D, I]
     shared_gate_up, shared_down: for one matrix [2S, D] and [D, S], or None
     width, shared_width: I and S; S is 0 without a shared expert
-    gate_up_scale, down_scale: where the routed experts are INT4, i32 [E, 2I, D/8] and [E, D, I/8]: their scales
+    gate_up_scale, down_scale: where the routed experts are INT4, i32 [E, 2I, D/8] and [E, D, I/8]: their scales. What
+    `pack_int4` has made of them holds its scales itself.
     """
 
     gate_up: Tensor
@@ -100,6 +101,25 @@ def int4_linear(weight: Tensor, scale: Tensor) -> PackedLinear:
         weight, scale = weight.unsqueeze(0), scale.unsqueeze(0)
     num_groups, num_out, num_words = weight.shape
     return PackedLinear(weight.contiguous(), num_out, 8 * num_words, num_groups, False, scale.contiguous())
+
+
+def pack_int4(weight: Tensor, scale: Tensor) -> Tensor:
+    """INT4 weights in the order in which products with bf16 rows read them, u8 [G, ceil(N/64), K/32, 4, 288].
+
+    weight i32 [G, N, K/8] as in `int4_linear`, scale bf16 [G, N, K/group]. The same bytes on a CPU and on a GPU, where
+    products read them as they are; on a CPU they become floats for every call. The results have the bits of the bf16
+    weights that `dequantize_int4` makes. Raises ValueError for groups of other than a multiple of 32 inputs.
+    """
+    return native.pack_int4(weight, scale)
+
+
+def packed_int4_linear(weight: Tensor, scale: Tensor) -> PackedLinear:
+    """`pack_int4` of weight [N, K/8] or [G, N, K/8] and its scales, for `linear`, `linear_heads`. Waits for the GPU."""
+    if weight.dim() == 2:
+        weight, scale = weight.unsqueeze(0), scale.unsqueeze(0)
+    num_groups, num_out, num_words = weight.shape
+    data = native.pack_int4(weight.contiguous(), scale.contiguous())
+    return PackedLinear(data, num_out, 8 * num_words, num_groups, _settle(data))
 
 
 def dequantize_int4(
