@@ -16,7 +16,7 @@ TEXT = {
     "pack_linear": "weight[G N K] -> packed{G N K} ; num_groups=G num_out=N num_in=K",
     "dequantize_int4": "weight[G N K//8] scale[G N K//J] group_id?[I] -> packed{G N K} ; num_groups=G num_out=N "
     "num_in=K group_size=J num_ids=I",
-    "pack_int4": "weight[G N K//8] scale[G N K//J] -> packed[G ^N//64 K//32 4 288] ; num_groups=G num_out=N num_in=K "
+    "pack_int4": "weight[G N K//8] scale[G N K//J] -> packed[G ^N//64 ^K//32 4 288] ; num_groups=G num_out=N num_in=K "
     "group_size=J",
     "linear": "x[T G K] packed{G N K} residual?[T G N] -> out[T G N] ; num_rows=T num_groups=G num_out=N num_in=K "
     "x_row_stride=G*K x_group_stride=K",

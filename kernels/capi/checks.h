@@ -79,7 +79,8 @@ class Checks {
   // A weight as pack_int4 leaves it.
   void packed_int4(const char* name, const void* array, int64_t num_groups, int64_t num_out, int64_t num_in) {
     const int64_t num_blocks = int4_num_columns(num_out) * kInt4ColumnTiles;
-    bytes(name, array, {num_groups, num_blocks, num_in / kInt4Unit, kInt4BlockBytes / 16}, 16, "[G, ceil(N/64), K/32, 4, 288]");
+    const int64_t num_units = (num_in + kInt4Unit - 1) / kInt4Unit;
+    bytes(name, array, {num_groups, num_blocks, num_units, kInt4BlockBytes / 16}, 16, "[G, ceil(N/64), K/32, 4, 288]");
   }
 
   // Either, as a product takes it.

@@ -238,7 +238,7 @@ def test_null_pointers_are_errors(op, library):
     assert getattr(library.raw, f"kdtree_{op}")(ctypes.byref(known.struct()), None) == 100
     args = known.struct()
     for field in known.numbers:
-        if field not in ("dtype", "out_dtype", "scoring", "eps", "scale", "weights_settled"):
+        if field not in ("dtype", "out_dtype", "scoring", "eps", "scale", "weights_settled", "int4"):
             setattr(args, field, 2)
     wanted = []
     memory = np.zeros(1 << 16)

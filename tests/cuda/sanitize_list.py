@@ -142,6 +142,37 @@ def linear_shapes(t: int) -> Forms:
     return make
 
 
+def packed_int4(groups: int, num_out: int, num_in: int) -> np.ndarray:
+    """INT4 weights as pack_int4 leaves them: random values, scales of 0.125."""
+    packed = rng.integers(0, 256, (groups, -(-num_out // 64), num_in // 32, 4, 288)).astype(np.uint8)
+    packed[..., 256::2], packed[..., 257::2] = 0x00, 0x3E
+    return packed
+
+
+def pack_int4() -> dict[str, Any]:
+    words, scale = rng.integers(-(2**31), 2**31, (2, 70, 16)).astype(INT), real(2, 70, 2, dtype=BF16)
+    return {"weight": words, "scale": scale, "packed": Out((2, 2, 4, 4, 288), np.uint8), "num_groups": 2,
+            "num_out": 70, "num_in": 128, "group_size": 64}  # fmt: skip
+
+
+def linear_int4(lib: ctypes.CDLL) -> list[Case]:
+    """Every tile shape for INT4 weights, long enough in K to wrap around its stages; and the shape that is chosen."""
+    cases = []
+    for shape in (None, *range(lib.kd_num_int4_shapes(0))):
+        fields = {**linear(5, 72, 2144, BF16), "packed": packed_int4(1, 72, 2144), "int4": True}
+        cases.append(Case("linear", f"INT4 shape {shape}", fields, shape))
+    return cases
+
+
+def experts_int4() -> dict[str, Any]:
+    dim, width, shared = 96, 32, 5
+    return {**moe_experts(BF16), "x": real(9, dim, dtype=BF16), "gate_up": packed_int4(3, 2 * width, dim),
+            "down": packed_int4(3, dim, width), "residual": real(9, dim, dtype=BF16), "dtype": BF16,
+            "shared_gate_up": real(*packed_shape(1, 2 * shared, dim), dtype=BF16), "dim": dim, "width": width,
+            "shared_down": real(*packed_shape(1, dim, shared), dtype=BF16), "out": out(9, dim, dtype=BF16),
+            "int4": True}  # fmt: skip
+
+
 def moe_route() -> dict[str, Any]:
     return {"logits": real(3, 37, dtype=F32), "bias": real(37, dtype=F32), "expert_id": Out((3, 4), INT),
             "weight": Out((3, 4), FLOAT), "num_rows": 3, "num_experts": 37, "top_k": 4, "scoring": 1,
@@ -271,6 +302,9 @@ CASES: dict[str, Forms] = {
     "moe_route:groups": of_one("moe_route", moe_route_groups, "groups"),
     "linear:F32": linear_shapes(F32),
     "linear:BF16": linear_shapes(BF16),
+    "linear:INT4": linear_int4,
+    "moe_experts:INT4": of_one("moe_experts", experts_int4, "INT4"),
+    "pack_int4": of_one("pack_int4", pack_int4, "integers"),
     "verify_attn:F32": attention_forms(F32, (4, 64, 16, 3, 37), (3, 48, 12, 3, 37)),
     "verify_attn:BF16": attention_forms(BF16, (4, 64, 16, 3, 37), (3, 48, 12, 3, 37)),
     "verify_attn:BF16 latent 512": attention_forms(

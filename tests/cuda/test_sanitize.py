@@ -18,7 +18,7 @@ import sanitize
 from op_structs import args_type, cuda_ops, workspace_ops
 from sanitize_list import BF16, CASES, F32, Out
 
-LIBRARY = SimpleNamespace(kd_num_shapes=lambda dtype: 2)
+LIBRARY = SimpleNamespace(kd_num_shapes=lambda dtype: 2, kd_num_int4_shapes=lambda partial: 2)
 CLEAN = "rope: 2 forms: rope F32, rope BF16\n========= ERROR SUMMARY: 0 errors\n"
 
 
