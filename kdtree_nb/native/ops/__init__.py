@@ -1,23 +1,20 @@
 """Typed faces of the native operations. The first call of any compiles and loads the kernels."""
 
 from kdtree_nb.native.ops import model_fakes as _model_fakes  # noqa: F401  registers the fake kernels
+from kdtree_nb.native.ops.int4_ops import INT4_UNIT, dequantize_int4, int4_linear, pack_int4, packed_int4_linear
 from kdtree_nb.native.ops.model_ops import (
     PackedExperts,
     PackedLinear,
     argmax,
     cache_append,
     cache_compact,
-    dequantize_int4,
     embed,
-    int4_linear,
     linear,
     linear_heads,
     moe_experts,
     moe_route,
     pack_experts,
-    pack_int4,
     pack_linear,
-    packed_int4_linear,
     residual_add,
     rms_norm,
     rope,
@@ -29,6 +26,7 @@ from kdtree_nb.native.ops.stream_ops import NAN_LOGITS, NO_TREE, RECORD_FIELDS, 
 from kdtree_nb.native.ops.tree_ops import Rows, draft_topk, tree_accept, tree_build, tree_rows, tree_rows_padded
 
 __all__ = [
+    "INT4_UNIT",
     "NAN_LOGITS",
     "NO_TREE",
     "PackedExperts",
