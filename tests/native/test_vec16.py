@@ -24,8 +24,9 @@ def printed(tmp_path_factory) -> dict[str, str]:
     outputs = {}
     for form, disabled in FORMS.items():
         program = folder / form
-        command = [*shlex.split(find_compiler()), *FLAGS, "-O1", "-std=c++17", *disabled, f"-I{kernels}", source,
-                   kernels / "linear.cpp", kernels / "verify_attn.cpp", "-o", program]  # fmt: skip
+        sources = [source, *(kernels / f"{stem}.cpp" for stem in ("linear", "pack_int4", "verify_attn"))]
+        command = [*shlex.split(find_compiler()), *FLAGS, "-O1", "-std=c++17", *disabled, f"-I{kernels}", *sources,
+                   "-o", program]  # fmt: skip
         subprocess.run([str(part) for part in command], check=True, capture_output=True, text=True)
         outputs[form] = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout
     return outputs
