@@ -73,16 +73,14 @@ int num_int4_shapes() { return kNumInt4Shapes; }
 
 const LinearShape& int4_shape(int index) { return kShapes[index]; }
 
-// With few blocks, those that share a tile among several; on Hopper wgmma from 64 rows on.
+// With few blocks, those that share a tile among several. Predicted, not measured: of the shapes that use wgmma none is chosen.
 int choose_int4_shape(const LinearArgs& a, const LinearDevice& device) {
   const int64_t blocks = ceil_div(a.num_out, 64) * a.num_groups;  // of 64 outputs
   const bool fills = blocks >= device.num_multiprocessors || !device.clusters;
   if (a.num_rows <= 8) return fills ? k8 : k8 + 4;
   if (a.num_rows <= 16) return fills ? k16 : k16 + 2;
   if (a.num_rows <= 32) return fills ? k32 : k32 + 1;
-  if (!device.wgmma) return a.num_rows <= 64 ? k64 : k128;
-  if (a.num_rows <= 64) return fills ? k64 + 3 : k64 + 5;
-  return blocks * ceil_div(a.num_rows, 128) >= 2 * device.num_multiprocessors ? k128 + 1 : k128 + 2;
+  return a.num_rows <= 64 ? k64 : k128;
 }
 
 }  // namespace kdtree
