@@ -26,7 +26,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64)
 PREFIX_LENS = (1024, 8192, 32_768, 131_072)
 SMALL_ROWS = (1, 4, 16)
 SMALL_PREFIX_LENS = (64, 512)
-NUM_ROUNDS = 9
+NUM_ROUNDS = 7
 """Samples of a cell: a step takes milliseconds, and there are many."""
 
 LAUNCH_ROWS = (1, 16)
