@@ -18,8 +18,8 @@ from op_lib import DTYPES, fill
 DEVICE = "cuda"
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = (
-    "kernels/linear_int4.cu", "kernels/linear.cu", "kernels/moe_experts.cu", "kernels/swiglu.cu",
-    "tests/cuda/shim_linear.cu",
+    "kernels/linear_int4.cu", "kernels/linear.cu", "kernels/moe_experts.cu", "kernels/pack_int4.cu",
+    "kernels/swiglu.cu", "tests/cuda/shim_linear.cu",
 )  # fmt: skip
 
 
