@@ -32,6 +32,9 @@ NUM_ROUNDS = 7
 LAUNCH_ROWS = (1, 16)
 """Rows for which launching from Python is measured as well."""
 
+FLOATS_FIRST_ROWS = (1, 8, 64)
+"""Rows for which the layer is also measured with INT4 experts that are made floats in memory."""
+
 REDUCE_US = 10.0
 """Assumed microseconds of one sum over ranks, for the projection alone."""
 
@@ -136,29 +139,39 @@ class _Bench:
         self.lab, self.plan = where, plan
 
     def layer(self, effort: Effort) -> list[Measurement]:
-        """One layer with experts at full width, on one device: `k26_layer/captured`."""
-        rank = Rank(single_layer(self.plan.config), self.lab.device, self.plan.num_slots)
-        return self._sweep("k26_layer", rank, 1, effort) + exactness("k26_layer_rows", rank, 1, effort)
+        """One layer with experts at full width, on one device: `k26_layer/captured`; for some rows behind the first
+        prefix also with INT4 experts that are made floats in memory: `k26_layer/floats first`."""
+        rank = Rank(single_layer(self.plan.config), self.lab.device, self.plan.num_slots, as_stored=True)
+        rows = [n for n in self.plan.rows if n in FLOATS_FIRST_ROWS]
+        results = self._sweep("k26_layer/floats first", rank, 1, effort, rows, self.plan.prefix_lens[:1])
+        rank.pack_int4()
+        _free(self.lab.device)
+        results += self._sweep("k26_layer/captured", rank, 1, effort, self.plan.rows, self.plan.prefix_lens)
+        return results + exactness("k26_layer_rows", rank, 1, effort)
 
     def steps(self, effort: Effort) -> list[Measurement]:
         """Whole steps of one rank: build and memory, times, eager launches, exactness, and what they add up to."""
         config, num_ranks = rank_config(self.plan.config, self.plan.num_ranks), self.plan.num_ranks
         _free(self.lab.device)
         rank = Rank(config, self.lab.device, self.plan.num_slots)
-        results = self._sweep("k26_step", rank, num_ranks, effort)
+        rows, prefix_lens = self.plan.rows, self.plan.prefix_lens
+        results = self._sweep("k26_step/captured", rank, num_ranks, effort, rows, prefix_lens)
         results += self._projection(results) + self._memory(rank)
         return results + exactness("k26_step_rows", rank, num_ranks, effort)
 
-    def _sweep(self, group: str, rank: Rank, num_ranks: int, effort: Effort) -> list[Measurement]:
+    def _sweep(
+        self, name: str, rank: Rank, num_ranks: int, effort: Effort, rows: Sequence[int], prefix_lens: Sequence[int]
+    ) -> list[Measurement]:  # fmt: skip
         """Every number of rows behind every prefix; one capture serves all prefixes, as in the engine."""
         vocab_size, results = rank.config.model.vocab_size, []
         pool = torch.cuda.graph_pool_handle() if rank.device.type == "cuda" else None
-        for num_rows in effort.some(self.plan.rows):
-            cell = _Cell(self.lab, group, Step(rank, bushy_tree(num_rows, vocab_size, rank.device)), num_ranks, pool)
-            for prefix_len in effort.some(self.plan.prefix_lens):
+        for num_rows in effort.some(rows):
+            step = Step(rank, bushy_tree(num_rows, vocab_size, rank.device))
+            cell = _Cell(self.lab, name, step, num_ranks, pool)
+            for prefix_len in effort.some(prefix_lens):
                 rank.prefix_len.fill_(prefix_len)
                 results += cell.measure(prefix_len, effort)
-                if group == "k26_step" and num_rows in LAUNCH_ROWS and prefix_len == self.plan.prefix_lens[0]:
+                if cell.group == "k26_step" and num_rows in LAUNCH_ROWS and prefix_len == self.plan.prefix_lens[0]:
                     results += cell.launches(effort)
         return results
 
@@ -219,9 +232,10 @@ class _Cell:
     """Steps of one number of rows: captured, and with a stand-in for the sums over ranks where there are several."""
 
     def __init__(
-        self, where: Lab, group: str, step: Step, num_ranks: int, pool: tuple[int, int] | None
+        self, where: Lab, name: str, step: Step, num_ranks: int, pool: tuple[int, int] | None
     ) -> None:  # fmt: skip
-        self.lab, self.group, self.step, self.num_ranks = where, group, step, num_ranks
+        self.lab, self.step, self.num_ranks = where, step, num_ranks
+        self.group, _, self.name = name.partition("/")
         self.captured, self.exchanging = step.captured(pool), None
         if num_ranks > 1:
             exchanging = Step(step.rank, step.tree, step.rank.with_exchange(StandIn(num_ranks)))
@@ -231,7 +245,7 @@ class _Cell:
         """Seconds of a step behind prefix_len tokens, where the rank's prefix must stand."""
         experts = self.step.distinct_experts()
         params = self._params(prefix_len, experts)
-        contenders = {"captured": self._sample(self.captured.replay)}
+        contenders = {self.name: self._sample(self.captured.replay)}
         if self.exchanging:
             contenders["with stand-in for sums"] = self._sample(self.exchanging)
         require(self._same_eagerly(), self.group, "the logits of a captured and an eager step")

@@ -49,12 +49,15 @@ class Rank:
     """The model of one rank (`rank_config`), random; a cache of one stream, random; how long making them took.
 
     num_slots: of the cache, which every step shares
+    as_stored: leave INT4 experts as a checkpoint stores them, so that products make floats of them, until `pack_int4`
     """
 
-    def __init__(self, config: HfConfig, device: torch.device, num_slots: int) -> None:
+    def __init__(self, config: HfConfig, device: torch.device, num_slots: int, as_stored: bool = False) -> None:
         begin = time.perf_counter()
         with memory_for("bench k26: expected memory for one rank", device, "Use fewer --layers or shorter --prefix."):
             self.model = build(config.model, RandomSource(config, device, DTYPE))
+            if not as_stored:
+                self.pack_int4()
             self.weight_bytes = _num_bytes(self.model.tensors())
             self.cache: LatentCache = self.model.new_cache(1, num_slots)
             self.cache.data.normal_()
@@ -62,6 +65,19 @@ class Rank:
             torch.cuda.synchronize(device)
         self.config, self.device, self.build_s = config, device, time.perf_counter() - begin
         self.prefix_len = torch.zeros(1, dtype=torch.int32, device=device)
+
+    @property
+    def experts(self) -> list[MoeFeedForward]:
+        """The feed-forward blocks with experts."""
+        return [x.feed_forward for x in self.model.layers if isinstance(x.feed_forward, MoeFeedForward)]
+
+    def pack_int4(self) -> None:
+        """Bring INT4 experts that are still as stored into the order in which products read them."""
+        for moe in self.experts:
+            e = moe.experts
+            if e.gate_up_scale is not None and e.down_scale is not None:
+                gate_up, down = ops.pack_int4(e.gate_up, e.gate_up_scale), ops.pack_int4(e.down, e.down_scale)
+                moe.experts = e._replace(gate_up=gate_up, down=down, gate_up_scale=None, down_scale=None)
 
     def with_exchange(self, exchange: Exchange) -> Model:
         """The same weights, with `exchange` behind every attention and every feed-forward."""
@@ -79,13 +95,12 @@ class Rank:
             chosen.append(found[1])
             return found
 
-        experts = [x.feed_forward for x in self.model.layers if isinstance(x.feed_forward, MoeFeedForward)]
-        for moe in experts:
+        for moe in self.experts:
             moe.route = functools.partial(listen, moe.route)
         try:
             yield chosen
         finally:
-            for moe in experts:
+            for moe in self.experts:
                 del moe.route
 
 

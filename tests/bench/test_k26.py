@@ -41,6 +41,8 @@ def test_what_is_measured(measured):
     assert [(m.params["rows"], m.params["prefix_len"]) for m in steps] == [(1, 40), (5, 40)]
     assert [m.params["rows"] for m in of(measured, "k26_layer/captured")] == [1, 5]
     assert {m.params["tp"] for m in of(measured, "k26_layer/captured")} == {1}
+    (floats,) = of(measured, "k26_layer/floats first")
+    assert floats.params == of(measured, "k26_layer/captured")[0].params  # the same experts, so the same bits
     assert [m.params["rows"] for m in of(measured, "k26_launch/eager")] == [1]
     names = {m.name for m in measured}
     assert {"bandwidth/copy", "k26_launch/captured", "k26_step/with stand-in for sums", "k26_memory/weights"} <= names
@@ -129,6 +131,17 @@ def test_a_rank_is_int4_where_the_checkpoint_is(rank):
         again = Rank(rank.config, rank.device, 16)
     assert torch.equal(again.model.head.data, rank.model.head.data)
     assert again.weight_bytes == rank.weight_bytes > 1e6
+
+
+def test_packed_experts_give_the_bits_of_those_as_stored(device):
+    with torch.inference_mode():
+        rank = Rank(rank_config(small_plan().config, 8), device, 64, as_stored=True)
+        assert rank.experts[0].experts.gate_up_scale is not None
+        step = Step(rank, bushy_tree(9, 256, device))
+        stored = step().logits.clone()
+        rank.pack_int4()
+        assert rank.experts[0].experts.gate_up_scale is None
+        assert torch.equal(step().logits, stored)
 
 
 def test_trees_and_chains():
