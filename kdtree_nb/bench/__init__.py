@@ -1,6 +1,6 @@
 """Benchmarks: each claim about speed as raw samples of interleaved contenders, checked for agreement before timing."""
 
-from kdtree_nb.bench import acceptance, coverage, prompt_sets
+from kdtree_nb.bench import acceptance, coverage, prompt_sets, stream_groups
 from kdtree_nb.bench.cuda_groups import cuda_groups
 from kdtree_nb.bench.device_targets import TARGETS, targets_of
 from kdtree_nb.bench.groups import GROUPS
@@ -28,6 +28,7 @@ __all__ = [
     "prompt_sets",
     "ratio",
     "run_groups",
+    "stream_groups",
     "targets_of",
     "write_record",
 ]

@@ -107,7 +107,18 @@ def measure_streams(
             texts = [handle.tokens for handle in first.handles]
             require(texts == [text.tokens for text in alone], "streams", "the tokens of each text alone")
             results += _measured(name, timed, {**params, "streams": count})
-    return results
+    return results + _shared(results)
+
+
+def _shared(results: Sequence[Measurement]) -> list[Measurement]:
+    """The same texts one at a time and as many as were measured together, of AR and of trees of fixed size."""
+    found = []
+    for contender in ("AR", "tree"):
+        one, *_, most = [m for m in results if m.name == f"streams/{contender}"]
+        params = {**most.params, "contender": contender}
+        pair = {"one at a time": one, "together": most}
+        found += [Measurement(f"streams_shared/{name}", m.samples, params) for name, m in pair.items()]
+    return found
 
 
 def _measured(name: str, timed: Sequence[Served], params: dict[str, Any]) -> list[Measurement]:

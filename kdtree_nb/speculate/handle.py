@@ -23,7 +23,7 @@ CLOSED = "closed"
 class Latency:
     """Seconds on the clock since the stream was submitted.
 
-    slot_s:  when it got a slot; None before
+    slot_s:  when it had got a slot; None before
     token_s: when each token could be read; those of one step at once
     """
 
@@ -106,9 +106,9 @@ class Handle:
         if self.stream.error:
             raise self.stream.error
 
-    def stamp(self, now_s: float) -> None:
-        """Note what is there by now."""
-        since_s, latency = now_s - self._start_s, self.latency
-        if latency.slot_s is None and self.stream.slot >= 0:
-            latency.slot_s = since_s
-        latency.token_s += [since_s] * (len(self.tokens) - len(latency.token_s))
+    def stamp(self, begin_s: float, end_s: float) -> None:
+        """Note a turn of the loop that the stream took part in, by when it began and ended on the clock."""
+        latency = self.latency
+        if latency.slot_s is None:
+            latency.slot_s = begin_s - self._start_s
+        latency.token_s += [end_s - self._start_s] * (len(self.tokens) - len(latency.token_s))

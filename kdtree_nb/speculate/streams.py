@@ -91,15 +91,15 @@ class Streams:
         waiting = [h.stream for h in self._unfinished if h.stream.slot < 0]
         if waiting and batch.free_slots:
             batch.join(waiting[: len(batch.free_slots)])
-        before = dict(batch.seconds)
+        begin_s, before = time.perf_counter(), dict(batch.seconds)
         batch.advance()
-        now_s = time.perf_counter()
+        end_s = time.perf_counter()
         for handle in self._unfinished:
             stream = handle.stream
             if stream.slot >= 0:
                 stream.add_seconds(before, batch.seconds)
                 stream.commit()
-                handle.stamp(now_s)
+                handle.stamp(begin_s, end_s)
 
     def _begin(self) -> Batch:
         """A new batch, which nobody is in yet."""

@@ -49,6 +49,7 @@ CONTENDERS = {
     "streams": {"AR", "chain", "tree", "tree auto"},
     "streams_token": {"AR", "chain", "tree", "tree auto"},
     "streams_rows": {"AR", "chain", "tree", "tree auto"},
+    "streams_shared": {"one at a time", "together"},
     "invariance": {"native", "torch"},
     "invariance_total": {"native"},
     "invariance_tokens": {"native", "torch"},

@@ -34,6 +34,7 @@ CONTENDERS = {
     "streams": {"AR", "chain", "tree", "tree auto"},
     "streams_token": {"AR", "chain", "tree", "tree auto"},
     "streams_rows": {"AR", "chain", "tree", "tree auto"},
+    "streams_shared": {"one at a time", "together"},
     "linear": {"numpy", "torch", "native"},
     "dense_block": {"eager torch", "native"},
     "tree_build": {"heapq", "native"},

@@ -25,8 +25,8 @@ import torch
 from tests.book.spoil import output_names, spoil_generation, spoil_in_place, spoil_output
 
 KINDS = (
-    "tokens, logits, ar_tokens, ar_logits, kernel:<op>[:<output>], reference:<name>[:<output>], "
-    "integrations:<engine>.<name>[:<output>]"
+    "tokens, logits, ar_tokens, ar_logits, stream_tokens, stream_logits, kernel:<op>[:<output>], "
+    "reference:<name>[:<output>], integrations:<engine>.<name>[:<output>]"
 )
 _GENERATE = {"": "generate_ddtree", "ar_": "generate_ar"}
 _MODULES = {
@@ -38,12 +38,15 @@ _MODULES = {
 
 @dataclasses.dataclass
 class Watch:
-    """Records the results of the outermost calls of `owner.name`, and spoils that of call number `spoil_call`."""
+    """Records the results of the outermost calls of `owner.name`, and spoils that of call number `spoil_call`.
+
+    is_generation: whether they are Generations
+    """
 
     owner: Any
     name: str
     output: str = ""
-    is_engine: bool = False
+    is_generation: bool = False
     spoil_call: int | None = None
     spoil: Callable[[Any], Any] | None = None
     calls: list[Any] = dataclasses.field(default_factory=list)
@@ -53,7 +56,7 @@ class Watch:
     def on(self) -> Iterator[None]:
         """Patch while the block runs. Of an engine both generate methods are patched: one may be built on the other,
         and a fault inside both would cancel out, so only the outermost call counts."""
-        names = tuple(_GENERATE.values()) if self.is_engine else (self.name,)
+        names = tuple(_GENERATE.values()) if self.name in _GENERATE.values() else (self.name,)
         originals = {name: getattr(self.owner, name) for name in names}
         for name, original in originals.items():
             setattr(self.owner, name, self._wrap(name, original))
@@ -87,7 +90,10 @@ def find_target(kind: str) -> Watch:
     for prefix, method in _GENERATE.items():
         if kind in (f"{prefix}tokens", f"{prefix}logits"):
             engine = importlib.import_module("kdtree_nb").Engine
-            return Watch(engine, method, kind.removeprefix(prefix), is_engine=True)
+            return Watch(engine, method, kind.removeprefix(prefix), is_generation=True)
+    if kind in ("stream_tokens", "stream_logits"):
+        handle = importlib.import_module("kdtree_nb.speculate").Handle
+        return Watch(handle, "result", kind.removeprefix("stream_"), is_generation=True)
     family, _, rest = kind.partition(":")
     path, _, output = rest.partition(":")
     if family not in _MODULES or not path:
@@ -129,7 +135,7 @@ def exercise_kind(source: str, namespace: dict[str, Any], kind: str) -> dict[str
     report: dict[str, Any] = {"clean": clean, "calls": len(count.calls), "mutations": {}}
     if clean != "passed" or not count.calls:
         return report
-    if count.is_engine:
+    if count.is_generation:
         report["compared"] = _compared(count.calls)
     for label, call, spoil in _mutations(count):
         watch = dataclasses.replace(count, spoil_call=call, spoil=spoil, calls=[], depth=0)
@@ -139,7 +145,7 @@ def exercise_kind(source: str, namespace: dict[str, Any], kind: str) -> dict[str
 
 def _mutations(count: Watch) -> Iterator[tuple[str, int, Callable[[Any], Any]]]:
     last_call = len(count.calls) - 1
-    if count.is_engine:
+    if count.is_generation:
         name = count.output
         yield "first", 0, lambda result: spoil_generation(result, name, last=False)
         yield "last", last_call, lambda result: spoil_generation(result, name, last=True)
@@ -192,7 +198,7 @@ def faults(report: dict[str, Any]) -> list[str]:
             if result != "assertion failed":
                 found.append(f"{kind}, {label} spoiled: expected an AssertionError, got: {result}")
         compared = outcome.get("compared")
-        if compared and kind == "tokens":
+        if compared and kind in ("tokens", "stream_tokens"):
             wanted = {"tokens": 64, "distinct": 8, "accepted": 1, "rejected": 1}
             found += [f"{kind}: compares {compared[k]} {k}, expected {w}" for k, w in wanted.items() if compared[k] < w]
     return found

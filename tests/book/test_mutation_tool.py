@@ -14,6 +14,10 @@ import torch
 from tests.book import mutation
 
 GOOD = "dd = Engine().generate_ddtree(64)\nar = Engine().generate_ar(64)\nassert dd.tokens == ar.tokens"
+GOOD_STREAM = (
+    "a, b = Engine().generate_ar(64), Handle().result()\n"
+    "assert a.tokens == b.tokens and torch.equal(a.logits, b.logits)"
+)
 GOOD_LOGITS = "a, b = Engine().generate_ar(64), Engine().generate_ddtree(64); assert torch.equal(a.logits, b.logits)"
 
 
@@ -42,6 +46,13 @@ class Engine:
         return self.generate_ddtree(num_tokens, step=1)
 
 
+class Handle:
+    """Stands in for a submitted stream."""
+
+    def result(self) -> Generation:
+        return Engine().generate_ddtree(64)
+
+
 def add_one(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return values + 1, values.long()
 
@@ -58,11 +69,12 @@ def package(monkeypatch):
     modules = {
         "kdtree_nb": types.SimpleNamespace(Engine=Engine),
         "kdtree_nb.native.ops": ops,
+        "kdtree_nb.speculate": types.SimpleNamespace(Handle=Handle),
         "kdtree_nb.reference": reference,
     }
     real = mutation.importlib.import_module
     monkeypatch.setattr(mutation.importlib, "import_module", lambda name: modules.get(name) or real(name))
-    return {"Engine": Engine, "torch": torch, "np": np, "ops": ops, "reference": reference}
+    return {"Engine": Engine, "Handle": Handle, "torch": torch, "np": np, "ops": ops, "reference": reference}
 
 
 def faults(source: str, namespace: dict, kind: str) -> list[str]:
@@ -76,6 +88,9 @@ def faults(source: str, namespace: dict, kind: str) -> list[str]:
         (GOOD, "ar_tokens"),
         (GOOD_LOGITS, "logits"),
         (GOOD_LOGITS, "ar_logits"),
+        (GOOD_STREAM, "stream_tokens"),
+        (GOOD_STREAM, "stream_logits"),
+        (GOOD_STREAM, "ar_tokens"),
         ("a, b = ops.add_one(torch.ones(3))\nassert (a == 2).all() and (b == 1).all()", "kernel:add_one"),
         ("a, b = ops.add_one(torch.ones(3))\nassert (b == 1).all()", "kernel:add_one:1"),
         ("x = torch.zeros(4)\nops.fill(x)\nassert x.tolist() == [0, 5, 5, 0]", "kernel:fill"),
@@ -93,6 +108,9 @@ def test_a_good_cell_has_no_faults(package, source: str, kind: str):
         (f"{GOOD.replace('dd.tokens == ar.tokens', 'dd.tokens[:60] == ar.tokens[:60]')}", "tokens", "last spoiled"),
         (f"{GOOD.replace('dd.tokens == ar.tokens', 'dd.tokens[1:] == ar.tokens[1:]')}", "tokens", "first spoiled"),
         (GOOD, "logits", "passed"),
+        (GOOD_STREAM.replace("assert a.tokens == b.tokens and", "assert"), "stream_tokens", "passed"),
+        ("assert len(Handle().result().tokens) == 64", "stream_logits", "passed"),
+        (GOOD, "stream_tokens", "makes no such call"),
         ("a, b = Engine().generate_ar(64), Engine().generate_ddtree(64)\nassert torch.allclose(a.logits, b.logits)",
          "logits", "passed"),
         ("assert dd.tokens == ar.tokens", "tokens", "makes no such call"),
