@@ -1,6 +1,6 @@
 """Benchmarks of one to ten submitted streams: seconds of the same texts, and per token of one, by how many run.
 
-The engine has NUM_PLACES places and as many texts as are to run; when one has finished the next is submitted.
+The engine has NUM_SEATS seats and as many texts as are to run; when one has finished the next is submitted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kdtree_nb.model import Model
 from kdtree_nb.speculate import Engine, Handle, calibrate
 from kdtree_nb.speculate.measure_cost import Effort as CostEffort
 
-NUM_PLACES = 10
+NUM_SEATS = 10
 COUNTS = (1, 2, 4, 6, 8, 10)
 """Streams that run together."""
 
@@ -47,9 +47,9 @@ class Served(NamedTuple):
 
     @property
     def token_s(self) -> float:
-        """Seconds per token of a text, from its place in the batch to its last token: the mean over the texts."""
+        """Seconds per token of a text, from its seat in the batch to its last token: the mean over the texts."""
         times = [handle.latency for handle in self.handles]
-        return statistics.fmean((t.token_s[-1] - t.slot_s) / len(t.token_s) for t in times if t.slot_s is not None)
+        return statistics.fmean((t.token_s[-1] - t.seat_s) / len(t.token_s) for t in times if t.seat_s is not None)
 
     @property
     def nodes_per_step(self) -> float:
@@ -76,9 +76,9 @@ def serve(engine: Engine, prompts: Sequence[list[int]], num_streams: int, num_to
 
 def engines(model: Model, drafter: AnyDrafter, effort: Effort) -> dict[str, Engine]:
     """Contender -> what decodes: AR, a chain, a tree of fixed size, a tree that the cost model cuts."""
-    counts = tuple(sorted({1, NUM_PLACES // 2, NUM_PLACES}))
+    counts = tuple(sorted({1, NUM_SEATS // 2, NUM_SEATS}))
     sizes = CostEffort(max_budget=16, num_streams=counts, prefix_len=(32, 128), num_rounds=effort.num_rounds)
-    options: dict[str, Any] = {"max_seq_len": MAX_SEQ_LEN, "max_streams": NUM_PLACES}
+    options: dict[str, Any] = {"max_seq_len": MAX_SEQ_LEN, "max_streams": NUM_SEATS}
     return {
         "AR": Engine(model, budget=0, **options),
         "chain": Engine(model, drafter, drafter.depth, mode="chain", **options),

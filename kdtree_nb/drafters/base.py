@@ -19,7 +19,7 @@ class DraftContext:
     """What a drafter may look at. The B streams are those still being decoded; a drafter must not change anything here.
 
     tokens:            per stream, the prompt and everything emitted; the last one is the bonus token, the tree's root
-    stream_ids:        per stream, its index in the batch that was asked for
+    stream_ids:        per stream, its seat in the batch: of several prompts its index; free again when it has finished
     num_prompt_tokens: per stream, how many of `tokens` are the prompt
     num_candidates:    candidates per depth that the tree can use, min(max_budget, vocab_size); fewer may be returned
     """

@@ -54,10 +54,10 @@ class Accepted(NamedTuple):
 
 
 class Batch:
-    """Per-step state of S slots: i32 tensors prefix_len, budget, active [S] and i64 bonus [S] on `device`.
+    """Per-step state of S seats: i32 tensors prefix_len, budget, active [S] and i64 bonus [S] on `device`.
 
-    A stream joins in a free slot, is prefilled, then takes part in steps until it has finished. Without a part in a
-    step, a slot has active 0, budget 0 and no rows. What a stream emits does not depend on the others.
+    A stream joins in a free seat, is prefilled, then takes part in steps until it has finished. Without a part in a
+    step, a seat has active 0, budget 0 and no rows. What a stream emits does not depend on the others.
 
     max_budget: most tree nodes of a stream besides the root
     is_open:    streams join while others run: those get a step between two chunks of prefill, which are shorter
@@ -74,27 +74,27 @@ class Batch:
         self.max_budget = max_budget
         self.drafter = forward.features.attach(drafter if max_budget else None)
         self.forward, self.cache, self.prefix_len = forward, forward.cache, forward.prefix_len.zero_()
-        self.streams = [Stream.nobody(slot) for slot in range(self.cache.num_streams)]
+        self.streams = [Stream.nobody(seat) for seat in range(self.cache.num_streams)]
         self.roots = root_trees(torch.zeros(len(self.streams), dtype=torch.int64, device=self.device))
         self._select()
 
     @property
-    def free_slots(self) -> list[int]:
+    def free_seats(self) -> list[int]:
         """Where nobody is."""
-        return [slot for slot, stream in enumerate(self.streams) if stream.index < 0]
+        return [seat for seat, stream in enumerate(self.streams) if stream.index < 0]
 
     def join(self, streams: Sequence[Stream]) -> None:
-        """Give each of `streams` a free slot, of which there must be enough. They begin with an empty cache."""
-        for stream, slot in zip(streams, self.free_slots, strict=False):
-            stream.slot, stream.budget = slot, min(stream.budget, self.max_budget)
-            self.streams[slot] = stream
+        """Give each of `streams` a free seat, of which there must be enough. They begin with an empty cache."""
+        for stream, seat in zip(streams, self.free_seats, strict=False):
+            stream.seat, stream.budget = seat, min(stream.budget, self.max_budget)
+            self.streams[seat] = stream
         self.forward.choose.set([s.sampling for s in self.streams])
         self._load(streams)
         self._enter()
 
     def _load(self, streams: Sequence[Stream]) -> None:
-        """Bring the state of the slots of `streams` to a text's beginning."""
-        self.prefix_len[[s.slot for s in streams]] = 0
+        """Bring the state of the seats of `streams` to a text's beginning."""
+        self.prefix_len[[s.seat for s in streams]] = 0
 
     def _enter(self) -> None:
         """Have those that are filled by now take part in steps."""
@@ -102,9 +102,9 @@ class Batch:
         self._select()
 
     def leave(self, streams: Sequence[Stream]) -> None:
-        """Free the slots of `streams`, whether they have finished or not."""
+        """Free the seats of `streams`, whether they have finished or not."""
         for stream in streams:
-            self.streams[stream.slot] = Stream.nobody(stream.slot)
+            self.streams[stream.seat] = Stream.nobody(stream.seat)
         self.forward.choose.set([s.sampling for s in self.streams])
         self._select()
 
@@ -113,11 +113,11 @@ class Batch:
         unfinished = [s for s in self.streams if s.finish_reason is None]
         self.filling = [s for s in unfinished if s.num_unfilled > 0]
         self.running = [s for s in unfinished if s.num_unfilled == 0]
-        slots = {s.slot for s in self.running}
-        self.all_running = len(slots) == len(self.streams)
-        budgets = [s.budget if s.slot in slots else 0 for s in self.streams]
+        seats = {s.seat for s in self.running}
+        self.all_running = len(seats) == len(self.streams)
+        budgets = [s.budget if s.seat in seats else 0 for s in self.streams]
         self.budget = torch.tensor(budgets, dtype=torch.int32, device=self.device)
-        active = [int(s.slot in slots) for s in self.streams]
+        active = [int(s.seat in seats) for s in self.streams]
         self.active = torch.tensor(active, dtype=torch.int32, device=self.device)
 
     def advance(self) -> None:
@@ -135,10 +135,10 @@ class Batch:
         for stream in self.filling:
             prompt = stream.tokens[:-1]
             start = len(prompt) - stream.num_unfilled
-            chunks[stream.slot] = prompt[start : start + max(1, share)]
+            chunks[stream.seat] = prompt[start : start + max(1, share)]
         self.forward.prefill(chain_trees(chunks, self.device))
         for stream in self.filling:
-            stream.num_unfilled -= len(chunks[stream.slot])
+            stream.num_unfilled -= len(chunks[stream.seat])
             stream.stats.num_prefill_forwards += 1
         self._enter()
 
@@ -160,7 +160,7 @@ class Batch:
         vocab_size = self.model.config.vocab_size
         context = DraftContext(
             tokens=[s.tokens for s in self.running],
-            stream_ids=[s.slot for s in self.running],
+            stream_ids=[s.seat for s in self.running],
             num_prompt_tokens=[s.num_prompt_tokens for s in self.running],
             num_candidates=self.mode.num_candidates(self.max_budget, vocab_size),
             vocab_size=vocab_size,
@@ -222,14 +222,14 @@ class Batch:
         path, num_accepted, next_token = ops.tree_accept(tree, verified.target_token, tree.max_budget)
         nodes, lengths, target_token = path.tolist(), num_accepted.tolist(), verified.target_token.tolist()
         streams = self.running
-        if any(-1 in target_token[s.slot][: verified.num_nodes[s.slot]] for s in streams):
+        if any(-1 in target_token[s.seat][: verified.num_nodes[s.seat]] for s in streams):
             check_tokens(self, tree)  # on a GPU such a token gives NaN logits
-        paths = [nodes[s.slot][: lengths[s.slot]] for s in streams]
+        paths = [nodes[s.seat][: lengths[s.seat]] for s in streams]
         emitted, first_row = [], 0
         for stream, accepted in zip(streams, paths, strict=True):
-            chosen = target_token[stream.slot]
+            chosen = target_token[stream.seat]
             emitted.append(stream.emit([chosen[0], *[chosen[node] for node in accepted]]))
-            num_nodes = verified.num_nodes[stream.slot]
+            num_nodes = verified.num_nodes[stream.seat]
             stream.record_step(num_nodes, len(accepted), len(emitted[-1]))
             if stream.keeps_logits:
                 rows = [first_row + node for node in (0, *accepted)]
@@ -265,7 +265,7 @@ class Batch:
 
     def _report(self, tree: DraftTree, verified: Verified, accepted: Accepted) -> None:
         if self.on_step:
-            streams = [stream.slot for stream in accepted.streams]
+            streams = [stream.seat for stream in accepted.streams]
             target_token = verified.target_token.clone()  # the next step may overwrite it
             self.on_step(StepRecord(self.num_steps, streams, tree, target_token, accepted.paths, accepted.emitted))
         self.num_steps += 1

@@ -51,7 +51,7 @@ class DeviceBatch(Batch):
         forward.begin()
 
     def _load(self, streams: Sequence[Stream]) -> None:
-        """Bring the state of the slots of `streams` to a text's beginning, behind the steps in flight."""
+        """Bring the state of the seats of `streams` to a text's beginning, behind the steps in flight."""
         self.forward.load(streams)
         present = [s.stop_tokens for s in self.streams if s.finish_reason is None]
         self.forward.stop_at(frozenset.intersection(*present) if present else frozenset())  # the host knows the others
@@ -59,7 +59,7 @@ class DeviceBatch(Batch):
 
     def _activate(self, streams: Sequence[Stream]) -> None:
         """Have those of `streams` that are filled take part in the steps from now on."""
-        ready = [s.slot for s in streams if s.num_unfilled == 0 and s.finish_reason is None]
+        ready = [s.seat for s in streams if s.num_unfilled == 0 and s.finish_reason is None]
         self.forward.set_active(ready, True)
 
     def prefill(self) -> None:
@@ -69,8 +69,8 @@ class DeviceBatch(Batch):
         self._activate(filling)
 
     def leave(self, streams: Sequence[Stream]) -> None:
-        """Free the slots of `streams`; steps in flight may still go on with them, and are not listened to."""
-        self.forward.set_active([s.slot for s in streams], False)
+        """Free the seats of `streams`; steps in flight may still go on with them, and are not listened to."""
+        self.forward.set_active([s.seat for s in streams], False)
         super().leave(streams)
 
     def step(self) -> None:
@@ -124,7 +124,7 @@ class DeviceBatch(Batch):
 
     @timed("verify")
     def wait(self) -> tuple[StepRunner, list[list[int]], list[Stream]]:
-        """The oldest step in flight, what its record holds, per slot the fields and the emitted tokens, and the streams
+        """The oldest step in flight, what its record holds, per seat the fields and the emitted tokens, and the streams
         that it was launched for."""
         runner, place, streams = self._in_flight.popleft()
         record = runner.wait(place)
@@ -138,7 +138,7 @@ class DeviceBatch(Batch):
     ) -> None:  # fmt: skip
         """Give `streams` the tokens of a step. Raises NonFiniteError where its logits held a NaN."""
         bonus = [s.tokens[-1] for s in self.streams]
-        emitted = [self._emit(stream, *record[stream.slot]) for stream in streams]
+        emitted = [self._emit(stream, *record[stream.seat]) for stream in streams]
         if self.on_step or any(s.keeps_logits for s in streams):
             self._watch(runner, record, streams, emitted, tree, bonus)
         self.num_steps += 1
@@ -160,7 +160,7 @@ class DeviceBatch(Batch):
     def _draft_error(self) -> Exception:
         """Why the running streams' trees were refused: what the drafter says again, now looked at."""
         logits = self.drafter.draft_on_device(self.forward.state)
-        place = [stream.slot for stream in self.running]
+        place = [stream.seat for stream in self.running]
         drafts = (
             values[place]
             for values in ops.draft_topk(logits, self.mode.num_candidates(self.max_budget, logits.shape[2]))
@@ -175,10 +175,10 @@ class DeviceBatch(Batch):
         result, num_nodes = runner.result, [fields[0] for fields in record]
         begin = [0, *itertools.accumulate(num_nodes)]
         all_paths = result.path.tolist()
-        paths = [all_paths[s.slot][: record[s.slot][1]] for s in streams]
+        paths = [all_paths[s.seat][: record[s.seat][1]] for s in streams]
         for stream, path, tokens in zip(streams, paths, emitted, strict=True):
             if stream.keeps_logits:
-                rows = [begin[stream.slot] + node for node in (0, *path)]
+                rows = [begin[stream.seat] + node for node in (0, *path)]
                 stream.logits.append(result.logits[rows[: len(tokens)]])
         if self.on_step:
             tree = tree or self._step_tree(runner, num_nodes, bonus)
@@ -186,8 +186,8 @@ class DeviceBatch(Batch):
             flat = result.target_token.to(target_token.device)
             for row, first, count in zip(target_token, begin, num_nodes, strict=False):
                 row[:count] = flat[first : first + count]
-            slots = [s.slot for s in streams]
-            self.on_step(StepRecord(self.num_steps, slots, tree, target_token, paths, emitted))
+            seats = [s.seat for s in streams]
+            self.on_step(StepRecord(self.num_steps, seats, tree, target_token, paths, emitted))
 
     def _step_tree(self, runner: StepRunner, num_nodes: list[int], bonus: list[int]) -> DraftTree:
         """The trees of a step on the device, which the next step overwrites."""

@@ -88,27 +88,27 @@ class DeviceForward:
         return self.state.prefix_len
 
     def begin(self) -> None:
-        """Nobody in any slot."""
+        """Nobody in any seat."""
         self.state.active.zero_()
         self.stop_at(frozenset())
 
     def load(self, streams: Sequence[Stream]) -> None:
-        """Begin new texts in the slots of `streams`: the prompts, how much each may emit, and nothing in the cache."""
+        """Begin new texts in the seats of `streams`: the prompts, how much each may emit, and nothing in the cache."""
         texts = np.zeros((len(streams), max(len(s.tokens) for s in streams)), dtype=np.int64)
         for row, stream in zip(texts, streams, strict=True):
             row[: len(stream.tokens)] = stream.tokens
-        slots, state = self._upload([s.slot for s in streams], torch.int64), self.state
-        state.text[:, : texts.shape[1]].index_copy_(0, slots, self._upload(texts, torch.int64))
+        seats, state = self._upload([s.seat for s in streams], torch.int64), self.state
+        state.text[:, : texts.shape[1]].index_copy_(0, seats, self._upload(texts, torch.int64))
         for to, values in (
             (state.prefix_len, [0] * len(streams)), (state.bonus, [s.tokens[-1] for s in streams]),
             (state.remaining, [s.num_remaining for s in streams]), (self.budget, [s.budget for s in streams]),
         ):  # fmt: skip
-            to.index_copy_(0, slots, self._upload(values, to.dtype))
+            to.index_copy_(0, seats, self._upload(values, to.dtype))
 
-    def set_active(self, slots: Sequence[int], is_active: bool) -> None:
+    def set_active(self, seats: Sequence[int], is_active: bool) -> None:
         """Who takes part in the steps that are launched from now on."""
-        if slots:
-            self.state.active.index_fill_(0, self._upload(slots, torch.int64), int(is_active))
+        if seats:
+            self.state.active.index_fill_(0, self._upload(seats, torch.int64), int(is_active))
 
     def stop_at(self, tokens: frozenset[int]) -> None:
         """Which tokens end the text of a stream without the host."""

@@ -60,7 +60,7 @@ def tree_from_candidates(batch: Batch, draft: DraftCandidates) -> DraftTree:
     if limited:
         log_probs = log_probs.clone()
         for stream in limited:
-            log_probs[stream.slot, stream.num_remaining - 1 :] = -torch.inf
+            log_probs[stream.seat, stream.num_remaining - 1 :] = -torch.inf
     try:
         return _build(log_probs, token_ids, batch.bonus, batch.budget, batch.max_budget)
     except ValueError as error:
@@ -99,8 +99,8 @@ def tree_from_drafter(batch: Batch, draft: DraftTree) -> DraftTree:
 
 def _places(batch: Batch) -> torch.Tensor:
     """i64 [S]: the row of each stream among the running ones; a finished stream borrows row 0 (its budget is 0)."""
-    place = {s.slot: row for row, s in enumerate(batch.running)}
-    return torch.tensor([place.get(s.slot, 0) for s in batch.streams], device=batch.device)
+    place = {s.seat: row for row, s in enumerate(batch.running)}
+    return torch.tensor([place.get(s.seat, 0) for s in batch.streams], device=batch.device)
 
 
 def _name(batch: Batch) -> str:
@@ -134,7 +134,7 @@ def check_tokens(batch: Batch, tree: DraftTree, error: ValueError | None = None)
     """Raises ValueError that names the drafter if a drafted id outside the vocabulary is why the target failed."""
     vocab_size = batch.model.config.vocab_size
     for stream in batch.running:
-        token = tree.token[stream.slot, : int(tree.num_nodes[stream.slot])]
+        token = tree.token[stream.seat, : int(tree.num_nodes[stream.seat])]
         outside = token[(token < 0) | (token >= vocab_size)].tolist()
         if outside:
             message = (

@@ -74,7 +74,7 @@ class Engine:
     mode:        what the budget is spent on: the heaviest "tree", or depth alone: a "chain"
     cost:        the cost model of "auto"; default: the one that was calibrated
     max_streams: most submitted streams that are decoded together; the first takes memory for all of max_seq_len
-    max_waiting: most submitted streams that wait for a place among those
+    max_waiting: most submitted streams that wait for a seat among those
     """
 
     def __init__(

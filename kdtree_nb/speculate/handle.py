@@ -23,11 +23,11 @@ CLOSED = "closed"
 class Latency:
     """Seconds on the clock since the stream was submitted.
 
-    slot_s:  when it had got a slot; None before
+    seat_s:  when it had got a seat; None before
     token_s: when each token could be read; those of one step at once
     """
 
-    slot_s: float | None = None
+    seat_s: float | None = None
     token_s: list[float] = dataclasses.field(default_factory=list)
 
 
@@ -94,7 +94,7 @@ class Handle:
         return self._result
 
     def cancel(self) -> bool:
-        """Stop here; the slot is free for another stream. False where the stream had finished by itself.
+        """Stop here; the seat is free for another stream. False where the stream had finished by itself.
 
         Raises ValueError where it was cancelled before.
         """
@@ -109,6 +109,6 @@ class Handle:
     def stamp(self, begin_s: float, end_s: float) -> None:
         """Note a turn of the loop that the stream took part in, by when it began and ended on the clock."""
         latency = self.latency
-        if latency.slot_s is None:
-            latency.slot_s = begin_s - self._start_s
+        if latency.seat_s is None:
+            latency.seat_s = begin_s - self._start_s
         latency.token_s += [end_s - self._start_s] * (len(self.tokens) - len(latency.token_s))

@@ -32,7 +32,7 @@ class Stream:
     stop_tokens:  ids that end the text; such a token is emitted, nothing after it is
     budget:       most tree nodes besides the root in one step
     keeps_logits: whether `logits` are kept
-    slot:         its place in a batch, -1 outside
+    seat:         its place in a batch, -1 outside
     num_unfilled: tokens before the bonus token that the cache does not hold yet
     committed:    where `rollback` goes back to
     error:        what ended the stream, and no other
@@ -47,7 +47,7 @@ class Stream:
     budget: int
     sampling: Sampling = GREEDY
     keeps_logits: bool = False
-    slot: int = -1
+    seat: int = -1
     stats: GenerationStats = dataclasses.field(default_factory=GenerationStats)
     logits: list[torch.Tensor] = dataclasses.field(default_factory=list)
     finish_reason: str | None = None
@@ -60,9 +60,9 @@ class Stream:
         self.commit()
 
     @classmethod
-    def nobody(cls, slot: int) -> Stream:
-        """What stands in a free slot: a stream that has finished."""
-        return cls(-1, [0], 1, 1, "length", frozenset(), 0, slot=slot)
+    def nobody(cls, seat: int) -> Stream:
+        """What stands in a free seat: a stream that has finished."""
+        return cls(-1, [0], 1, 1, "length", frozenset(), 0, seat=seat)
 
     @property
     def num_remaining(self) -> int:
@@ -84,7 +84,7 @@ class Stream:
         ):  # fmt: skip
             del values[count:]
         stats.num_tokens = num_tokens - self.num_prompt_tokens
-        self.slot, self.num_unfilled = -1, num_tokens - 1
+        self.seat, self.num_unfilled = -1, num_tokens - 1
 
     def fail(self, error: Exception) -> Exception:
         """`error`, which from now on is what ended this stream."""

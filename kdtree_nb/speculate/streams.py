@@ -1,4 +1,4 @@
-"""Streams: those that were submitted to an engine, who of them waits and who has a slot, and a turn of the loop."""
+"""Streams: those that were submitted to an engine, who of them waits and who has a seat, and a turn of the loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kdtree_nb.speculate.stream import Stream
 class Streams:
     """Continuous batching: streams join a batch and leave it while others run.
 
-    A turn frees the slots of those that have finished, gives the free slots to those that wait, the first submitted
+    A turn frees the seats of those that have finished, gives the free seats to those that wait, the first submitted
     first, prefills a chunk and takes one step of all that run. Any thread may take it; one does at a time.
 
     After an error or an interrupt the batch is thrown away. What was emitted is kept, and the streams go on from there
@@ -88,15 +88,15 @@ class Streams:
         batch = self._batch or self._begin()
         if finished := [s for s in batch.streams if s.index >= 0 and s.finish_reason]:
             batch.leave(finished)
-        waiting = [h.stream for h in self._unfinished if h.stream.slot < 0]
-        if waiting and batch.free_slots:
-            batch.join(waiting[: len(batch.free_slots)])
+        waiting = [h.stream for h in self._unfinished if h.stream.seat < 0]
+        if waiting and batch.free_seats:
+            batch.join(waiting[: len(batch.free_seats)])
         begin_s, before = time.perf_counter(), dict(batch.seconds)
         batch.advance()
         end_s = time.perf_counter()
         for handle in self._unfinished:
             stream = handle.stream
-            if stream.slot >= 0:
+            if stream.seat >= 0:
                 stream.add_seconds(before, batch.seconds)
                 stream.commit()
                 handle.stamp(begin_s, end_s)

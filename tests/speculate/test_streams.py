@@ -141,12 +141,12 @@ def test_first_come_first_served(tiny2, prompts):
     engine = Engine(tiny2, max_streams=2, drafter=drafters.NGram())
     handles = submit_all(engine, [prompts["tiny2"][i % 3] for i in range(6)], 5, budget=0)
     engine.run()
-    for times in ([h.latency.slot_s for h in handles], [h.latency.token_s[-1] for h in handles]):
+    for times in ([h.latency.seat_s for h in handles], [h.latency.token_s[-1] for h in handles]):
         at = [handle._start_s + seconds for handle, seconds in zip(handles, times, strict=True)]
         assert at[0] == pytest.approx(at[1], abs=1e-9) and at[2] > at[1] + 1e-9
         assert at[2] == pytest.approx(at[3], abs=1e-9) and at[4] > at[3] + 1e-9
     assert all(handle.latency.token_s == sorted(handle.latency.token_s) for handle in handles)
-    assert all(handle.latency.slot_s <= handle.latency.token_s[0] for handle in handles)
+    assert all(handle.latency.seat_s <= handle.latency.token_s[0] for handle in handles)
 
 
 def test_a_long_prompt_is_prefilled_between_the_steps_of_others(tiny2, prompt, want, monkeypatch):
@@ -204,7 +204,7 @@ def test_cancelling_frees_the_place(tiny2, prompts, ar):
     got, done = handles[0].result(), len(handles[0].tokens)
     assert got.finish_reason == "cancelled" and 0 < done < NUM_TOKENS
     assert got.tokens == ar("tiny2")[0].tokens[:done] and torch.equal(got.logits, ar("tiny2")[0].logits[:done])
-    assert list(handles[2]) == [] == handles[2].result().tokens and handles[2].latency.slot_s is None
+    assert list(handles[2]) == [] == handles[2].result().tokens and handles[2].latency.seat_s is None
     again = engine.submit(prompts["tiny2"][2], NUM_TOKENS, stop_token_ids=())
     engine.run()
     assert [handles[1].tokens, again.tokens] == [g.tokens for g in ar("tiny2")[1:]]
@@ -490,11 +490,11 @@ def test_handles_in_several_threads(tiny2, prompts, ar):
 
 def rising_cost(model, kind, drafter, max_budget=16) -> CostModel:
     """1 second, and 0.05 for every row."""
-    slots = [0] if kind == "host" else sorted({num_tree_slots(n) for n in range(1, max_budget + 2)})
+    seats = [0] if kind == "host" else sorted({num_tree_slots(n) for n in range(1, max_budget + 2)})
     surfaces = tuple(
         Surface(size, S, (S, S * (max_budget + 1)), ((1 + 0.05 * S, 1 + 0.05 * S * (max_budget + 1)),))
         for S in (1, 10)
-        for size in slots
+        for size in seats
     )
     return CostModel(cost_key(model, kind), max_budget, (1,), surfaces, {drafter_key(drafter): {1: 0.0}})
 
