@@ -1,4 +1,4 @@
-"""Benchmarks of one to ten submitted streams: seconds of the same texts, and per token of one, by how many run.
+"""Benchmarks of one to ten submitted streams: seconds for a token, and to the first of a text, by how many run.
 
 The engine has NUM_SEATS seats and as many texts as are to run; when one has finished the next is submitted.
 """
@@ -40,38 +40,65 @@ MAX_ROUNDS = 3
 
 
 class Served(NamedTuple):
-    """seconds: from the first submission to the last token; handles: one per text, in order."""
+    """Texts that were decoded `num_streams` at a time, as long as so many ran: until the last one was submitted.
+
+    seconds:    until then
+    num_tokens: emitted, by all streams together
+    num_steps:  that streams took part in, those of each counted
+    num_rows:   of all streams in these steps
+    handles:    one per text, in order; by now all have finished
+    """
 
     seconds: float
+    num_tokens: int
+    num_steps: int
+    num_rows: int
+    num_streams: int
     handles: list[Handle]
 
     @property
     def token_s(self) -> float:
-        """Seconds per token of a text, from its seat in the batch to its last token: the mean over the texts."""
-        times = [handle.latency for handle in self.handles]
-        return statistics.fmean((t.token_s[-1] - t.seat_s) / len(t.token_s) for t in times if t.seat_s is not None)
+        """Seconds for a token, whichever stream gets it."""
+        return self.seconds / self.num_tokens
 
     @property
-    def nodes_per_step(self) -> float:
-        """Rows of a stream in a step, the mean over the steps of all texts."""
-        return statistics.fmean(count for handle in self.handles for count in handle.stats.nodes_per_step)
+    def stream_token_s(self) -> float:
+        """Seconds from token to token of one stream, the mean."""
+        return self.num_streams * self.token_s
+
+    @property
+    def first_s(self) -> float:
+        """Seconds from a seat in the batch to the first token, the mean over the texts."""
+        times = [handle.latency for handle in self.handles]
+        return statistics.fmean(t.token_s[0] - t.seat_s for t in times if t.seat_s is not None)
+
+    @property
+    def rows(self) -> float:
+        """Rows of a stream in a step, the mean."""
+        return self.num_rows / self.num_steps
 
     @property
     def tau(self) -> float:
-        """Tokens per target forward of a stream, pooled over all texts."""
-        return sum(h.stats.num_tokens for h in self.handles) / sum(h.stats.num_target_forwards for h in self.handles)
+        """Tokens per target forward of a stream, the mean over its steps."""
+        return self.num_tokens / self.num_steps
 
 
 def serve(engine: Engine, prompts: Sequence[list[int]], num_streams: int, num_tokens: int) -> Served:
-    """Decode all prompts, `num_streams` of them at a time."""
+    """Decode all prompts, `num_streams` at a time. Raises ValueError where that many never run for long."""
+    if len(prompts) < 2 * num_streams:
+        raise ValueError(f"serve: expected at least {2 * num_streams} prompts for {num_streams}, got {len(prompts)}")
     start, handles = time.perf_counter(), []
-    while len(handles) < len(prompts) or not handles[-1].is_finished:
+    while len(handles) < len(prompts):
         num_free = num_streams - sum(not handle.is_finished for handle in handles)
         for prompt in prompts[len(handles) : len(handles) + num_free]:
             handles.append(engine.submit(prompt, num_tokens, stop_token_ids=()))
-        engine.step()
+        if len(handles) < len(prompts):
+            engine.step()
+    seconds = time.perf_counter() - start
+    rows = [count for handle in handles for count in handle.stats.nodes_per_step]
+    done = sum(handle.num_tokens for handle in handles)
     engine.run()
-    return Served(time.perf_counter() - start, handles)
+    return Served(seconds, done, len(rows), sum(rows), num_streams, handles)
 
 
 def engines(model: Model, drafter: AnyDrafter, effort: Effort) -> dict[str, Engine]:
@@ -90,14 +117,15 @@ def engines(model: Model, drafter: AnyDrafter, effort: Effort) -> dict[str, Engi
 def measure_streams(
     model: Model, drafter: AnyDrafter, prompts: Sequence[list[int]], effort: Effort, params: dict[str, Any]
 ) -> list[Measurement]:  # fmt: skip
-    """By streams that run together: seconds of all texts, seconds per token of a text, and rows per step of a stream.
+    """By streams that run together: seconds for a token, whichever stream gets it, seconds from a seat to a stream's
+    first token, and rows of a stream in a step.
 
     The tokens must be those of AR decoding alone.
     """
     num_tokens = min(effort.num_tokens, NUM_TOKENS)
     alone = [Engine(model, max_seq_len=MAX_SEQ_LEN).generate_ar(p, num_tokens, stop_token_ids=()) for p in prompts]
     contenders, results = engines(model, drafter, effort), []
-    params = {**params, "drafter": type(drafter).__name__, "texts": len(prompts), "tokens": len(prompts) * num_tokens}
+    params = {**params, "drafter": type(drafter).__name__, "texts": len(prompts), "num_tokens": num_tokens}
     for count in effort.some(COUNTS):
         rounds: dict[str, list[Served]] = {name: [] for name in contenders}
         for _ in range(1 + min(effort.num_rounds, MAX_ROUNDS)):
@@ -111,7 +139,7 @@ def measure_streams(
 
 
 def _shared(results: Sequence[Measurement]) -> list[Measurement]:
-    """The same texts one at a time and as many as were measured together, of AR and of trees of fixed size."""
+    """Seconds for a token, one text at a time and as many as were measured together, of AR and of fixed trees."""
     found = []
     for contender in ("AR", "tree"):
         one, *_, most = [m for m in results if m.name == f"streams/{contender}"]
@@ -122,11 +150,10 @@ def _shared(results: Sequence[Measurement]) -> list[Measurement]:
 
 
 def _measured(name: str, timed: Sequence[Served], params: dict[str, Any]) -> list[Measurement]:
-    rows = {**params, "tau": timed[-1].tau}
     return [
-        Measurement(f"streams/{name}", [served.seconds for served in timed], params),
-        Measurement(f"streams_token/{name}", [served.token_s for served in timed], params),
-        Measurement(f"streams_rows/{name}", [served.nodes_per_step for served in timed], rows, "row"),
+        Measurement(f"streams/{name}", [served.token_s for served in timed], params),
+        Measurement(f"streams_first/{name}", [served.first_s for served in timed], params),
+        Measurement(f"streams_rows/{name}", [served.rows for served in timed], {**params, "tau": timed[-1].tau}, "row"),
     ]
 
 

@@ -47,13 +47,21 @@ class Handle:
 
     def __repr__(self) -> str:
         state = "error" if self.stream.error else self.finish_reason or "unfinished"
-        return f"<Handle {self.index}: {len(self.tokens)} tokens, {state}>"
+        return f"<Handle {self.index}: {self.num_tokens} tokens, {state}>"
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens were emitted so far."""
+        return self.stream.committed.num_tokens - self.stream.num_prompt_tokens
 
     @property
     def tokens(self) -> list[int]:
         """What was emitted so far, without the prompt."""
+        return self._tokens(0)
+
+    def _tokens(self, first: int) -> list[int]:
         stream = self.stream
-        return stream.tokens[stream.num_prompt_tokens : stream.committed.num_tokens]
+        return stream.tokens[stream.num_prompt_tokens + first : stream.committed.num_tokens]
 
     @property
     def finish_reason(self) -> str | None:
@@ -74,9 +82,9 @@ class Handle:
         """All tokens from the first on, taking steps where the next one is not there yet. Raises as `result` does."""
         place = 0
         while True:
-            is_finished, tokens = self.is_finished, self.tokens
-            yield from tokens[place:]
-            place = len(tokens)
+            is_finished, tokens = self.is_finished, self._tokens(place)
+            yield from tokens
+            place += len(tokens)
             if is_finished:
                 self._check()
                 return
@@ -111,4 +119,4 @@ class Handle:
         latency = self.latency
         if latency.seat_s is None:
             latency.seat_s = begin_s - self._start_s
-        latency.token_s += [end_s - self._start_s] * (len(self.tokens) - len(latency.token_s))
+        latency.token_s += [end_s - self._start_s] * (self.num_tokens - len(latency.token_s))

@@ -80,7 +80,7 @@ class Streams:
         is_done = False
         while not is_done:
             with self._lock:
-                is_done = handle.is_finished or len(handle.tokens) >= num_tokens
+                is_done = handle.is_finished or handle.num_tokens >= num_tokens
                 if not is_done:
                     self.step()
 

@@ -47,7 +47,7 @@ CONTENDERS = {
     "ngram_ddtree_bf16": RUNS,
     "ngram_ddtree_bf16_prompt": RUNS,
     "streams": {"AR", "chain", "tree", "tree auto"},
-    "streams_token": {"AR", "chain", "tree", "tree auto"},
+    "streams_first": {"AR", "chain", "tree", "tree auto"},
     "streams_rows": {"AR", "chain", "tree", "tree auto"},
     "streams_shared": {"one at a time", "together"},
     "invariance": {"native", "torch"},
@@ -63,7 +63,7 @@ SIZES = {
     cuda_sampling: {"VOCAB_SIZE": 300, "ROWS": (1, 5), "MODES": ((0, 1.0), (20, 0.9)), "ROTATED_BYTES": 5000},
     cuda_trees: {"VOCAB_SIZE": 500, "CANDIDATES": (16, 40), "BUDGETS": (8, 20), "STREAMS": (1, 2), "NUM_COPIES": 2,
                  "NUM_LAYERS": 3, "WIDTH": 8},
-    stream_groups: {"COUNTS": (1, 3), "NUM_TEXTS": 4, "NUM_SEATS": 3},
+    stream_groups: {"COUNTS": (1, 3), "NUM_TEXTS": 6, "NUM_SEATS": 3},
     cuda_invariance: {"LONGEST_TEXT": 150, "LONGEST_PREFIX": 300, "HEADS": (2,), "LINEAR_SHAPES": ((65, 33),)},
 }  # fmt: skip
 

@@ -32,7 +32,7 @@ CONTENDERS = {
     "budget_sweep_tau": {"AR", "chain", "chain auto", "tree 4", "tree 8", "tree auto"},
     "expert_coverage": {"SkipGram", "random"},
     "streams": {"AR", "chain", "tree", "tree auto"},
-    "streams_token": {"AR", "chain", "tree", "tree auto"},
+    "streams_first": {"AR", "chain", "tree", "tree auto"},
     "streams_rows": {"AR", "chain", "tree", "tree auto"},
     "streams_shared": {"one at a time", "together"},
     "linear": {"numpy", "torch", "native"},
@@ -54,7 +54,7 @@ def test_group(name, monkeypatch):
     monkeypatch.setattr(budget_groups, "CPU_BUDGETS", (4, 8))
     monkeypatch.setattr(budget_groups, "COVERAGE_ROWS", (1, 5))
     monkeypatch.setattr(stream_groups, "COUNTS", (1, 3))
-    monkeypatch.setattr(stream_groups, "NUM_TEXTS", 4)
+    monkeypatch.setattr(stream_groups, "NUM_TEXTS", 6)
     monkeypatch.setattr(machine_groups, "COPY_BYTES", 2**16)
     monkeypatch.setattr(machine_groups, "MATMUL_DIM", 64)
     found = bench.run_groups({name: bench.GROUPS[name]}, SMALLEST, show_progress=False)
