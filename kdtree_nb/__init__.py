@@ -1,8 +1,8 @@
 """kdtree_nb: exact speculative decoding with draft trees, over native kernels.
 
 Public names: `Engine`, `Sampling`, `load_model`, `ops`, `drafters`, `speculate`, `train`, `bench`, `integrations`,
-`reference`, `viz`. They are imported on first use, so that `import kdtree_nb` costs nothing and `kdtree_nb.reference`
-works without torch.
+`parallel`, `reference`, `viz`. They are imported on first use, so that `import kdtree_nb` costs nothing and
+`kdtree_nb.reference` works without torch.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import importlib
 from typing import Any
 
 __all__ = [
-    "Engine", "Sampling", "bench", "drafters", "integrations", "load_model", "ops", "reference", "speculate", "train",
-    "viz",
+    "Engine", "Sampling", "bench", "drafters", "integrations", "load_model", "ops", "parallel", "reference",
+    "speculate", "train", "viz",
 ]  # fmt: skip
 
 _MODULES = {
@@ -25,6 +25,7 @@ _MODULES = {
     "train": "kdtree_nb.train",
     "bench": "kdtree_nb.bench",
     "integrations": "kdtree_nb.integrations",
+    "parallel": "kdtree_nb.parallel",
     "reference": "kdtree_nb.reference",
     "viz": "kdtree_nb.viz",
 }

@@ -31,6 +31,18 @@ def segment_bounds(length: int) -> list[int]:
     return [min(SEGMENT_UNIT * (s * num_units // NUM_SEGMENTS), length) for s in range(NUM_SEGMENTS + 1)]
 
 
+def segments_of_rank(rank: int, num_ranks: int) -> tuple[int, int]:
+    """The first of the segments that a rank sums, and how many they are. num_ranks is 1, 2, 4 or 8."""
+    count = NUM_SEGMENTS // num_ranks
+    return rank * count, count
+
+
+def share_of_rank(length: int, rank: int, num_ranks: int) -> tuple[int, int]:
+    """Begin and end of what a rank holds of a dimension that is reduced: its whole segments, perhaps none at all."""
+    (first, count), bounds = segments_of_rank(rank, num_ranks), segment_bounds(length)
+    return bounds[first], bounds[first + count]
+
+
 _POSITIVE = "a positive number that float32 holds"
 
 

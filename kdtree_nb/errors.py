@@ -39,3 +39,7 @@ class QueueFullError(KdtreeError):
 
 class CalibrationError(KdtreeError):
     """No cost model was measured for this device, model, dtype and build, or the one found is stale or damaged."""
+
+
+class RankError(KdtreeError):
+    """A rank of a tensor-parallel run is gone, late, or has loaded or was asked for something else. Names the rank."""

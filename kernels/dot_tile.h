@@ -46,12 +46,14 @@ inline void tile_segments(const float* const* x, const Float* weight, int64_t nu
 }
 
 // Calls emit(r, b, total) for each row and block of the tile: the segment sums, added as ((0+1)+(2+3))+((4+5)+(6+7)).
+// Of a share their part of that tree. Never called where all segments are empty.
 template <int kRows, int kBlocks, class Float, class Emit>
 inline void tile_totals(const float* const* x, const Float* weight, int64_t num_in, const Segments& segments,
                         Emit&& emit) {
   Vec16 waiting[kFoldLevels][kRows][kBlocks];
   int num_waiting = 0;
   const SegmentTree tree(segments);
+  const int last = segments.last();
   const Vec16 empty = Vec16::all(segments.any_empty() ? 0.0f : -0.0f);  // x + -0 = x
   tile_segments<kRows, kBlocks>(x, weight, num_in, segments, [&](int s, Vec16(&acc)[kRows][kBlocks]) {
     for (int i = 0; i < tree.num_folds[s]; ++i) {
@@ -59,7 +61,7 @@ inline void tile_totals(const float* const* x, const Float* weight, int64_t num_
       for (int r = 0; r < kRows; ++r)
         for (int b = 0; b < kBlocks; ++b) acc[r][b] = waiting[num_waiting][r][b] + acc[r][b];
     }
-    if (s < kNumSegments - 1) {
+    if (s != last) {
       for (int r = 0; r < kRows; ++r)
         for (int b = 0; b < kBlocks; ++b) waiting[num_waiting][r][b] = acc[r][b];
       ++num_waiting;

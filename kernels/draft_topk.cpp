@@ -1,12 +1,14 @@
 // Log-softmax over the vocabulary and its K largest, two passes over each row: the first finds the maximum of every
 // block of 64 logits, the second sums the exponentials; only blocks that can hold a candidate are looked into.
 //
-// Order of additions: the vocabulary is cut into 8 segments (segments.h); in a segment lane i % 16 adds its terms in
-// ascending i, then the lanes (sum_lanes), then the segments ((0+1)+(2+3))+((4+5)+(6+7)). Nothing depends on threads.
+// Order of additions: the vocabulary is cut into 8 segments (segments.h); in a segment lane i % 16 adds its terms, relative
+// to the segment's largest logit, in ascending i, then the lanes (sum_lanes); then the segments, scaled to the row's largest,
+// as in draft_topk_sum.h. Nothing depends on threads, nor on which rank has a segment.
 #include <algorithm>
 #include <atomic>
 #include <limits>
 
+#include "draft_topk_sum.h"
 #include "op_args.h"
 #include "parallel.h"
 #include "segments.h"
@@ -17,32 +19,22 @@ namespace {
 
 constexpr int64_t kExpWork = 4;  // a logit in units of parallel.h
 
-// ln(x) for finite x >= 1, and never below 0: x = m 2^e with m in [1/sqrt 2, sqrt 2); ln m = 2 artanh((m-1)/(m+1)).
-inline float log_from_one(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  const int32_t exponent = int32_t(bits - 0x3f3504f3u) >> 23;
-  bits -= uint32_t(exponent) << 23;
-  float m;
-  std::memcpy(&m, &bits, sizeof m);
-  const double z = (double(m) - 1.0) / (double(m) + 1.0), z2 = z * z;
-  double series = 1.0 / 15;
-  for (int k = 13; k > 0; k -= 2) series = __builtin_fma(series, z2, 1.0 / k);
-  return float(__builtin_fma(double(exponent), 0.69314718055994531, 2.0 * z * series));
+// One segment of a row without a NaN.
+template <class Float>
+SegmentSum sum_segment(const Float* logits, int64_t count) {
+  Vec16 largest = Vec16::all(-kInfinity), lanes = Vec16::all(0.0f);
+  for (int64_t i = 0; i < count; i += kLanes) largest = max(load_padded(logits + i, count - i), largest);
+  const float maximum = max_lanes(largest);
+  if (maximum == -kInfinity) return {maximum, 0.0f};  // then x - maximum would be NaN
+  for (int64_t i = 0; i < count; i += kLanes)
+    lanes = lanes + exp(load_padded(logits + i, count - i) - Vec16::all(maximum));
+  return {maximum, sum_lanes(lanes)};
 }
 
 template <class Float>
-float log_sum_exp(const Float* logits, int64_t vocab_size, float row_max) {
-  const Segments segments(vocab_size);
-  float sum[kNumSegments];
-  for (int s = 0; s < kNumSegments; ++s) {
-    Vec16 lanes = Vec16::all(0.0f);
-    const int64_t end = segments.bounds[s + 1];
-    for (int64_t i = segments.bounds[s]; i < end; i += kLanes)
-      lanes = lanes + exp(load_padded(logits + i, end - i) - Vec16::all(row_max));
-    sum[s] = sum_lanes(lanes);
-  }
-  return log_from_one(((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7])));
+void sum_segments(const Float* logits, const Segments& segments, SegmentSum (&sums)[kNumSegments]) {
+  for (int s = 0; s < kNumSegments; ++s)
+    sums[s] = sum_segment(logits + segments.bounds[s], segments.bounds[s + 1] - segments.bounds[s]);
 }
 
 // One row; false if it holds a NaN or +inf.
@@ -55,13 +47,47 @@ bool topk_row(const Float* logits, const DraftTopkArgs& args, float* log_probs, 
     return false;
   }
   find_largest(logits, args.vocab_size, args.num_candidates, scratch);
-  const bool empty = row_max == -kInfinity;  // then x - max would be NaN
-  const float log_sum = empty ? 0.0f : log_sum_exp(logits, args.vocab_size, row_max);
+  SegmentSum sums[kNumSegments];
+  sum_segments(logits, Segments(args.vocab_size), sums);
+  const RowSum row = sum_of_row(sums);
   for (int64_t k = 0; k < args.num_candidates; ++k) {
-    log_probs[k] = empty ? -kInfinity : (logit_of(scratch.keys[k]) - row_max) - log_sum;
+    log_probs[k] = row.log_prob(logit_of(scratch.keys[k]));
     token_ids[k] = int64_t(uint32_t(scratch.keys[k]));
   }
   return true;
+}
+
+// What other ranks must know of one row: candidates, then segments.
+template <class Float>
+void share_row(const Float* logits, const DraftTopkArgs& a, int64_t* words, TopkScratch& scratch) {
+  const Segments segments(SegmentShare{a.whole_vocab, a.first_segment, a.num_segments});
+  const int64_t first_id = SegmentShare{a.whole_vocab, a.first_segment, a.num_segments}.begin();
+  const float row_max = find_maxima(logits, a.vocab_size, scratch.block_max);
+  std::fill(words, words + a.num_candidates, kNoWord);
+  if (!(row_max < kInfinity)) {
+    const int64_t invalid = make_word(SegmentSum{std::numeric_limits<float>::quiet_NaN(), 0.0f});
+    std::fill(words + a.num_candidates, words + a.num_candidates + a.num_segments, invalid);
+    return;
+  }
+  find_largest(logits, a.vocab_size, std::min(a.num_candidates, a.vocab_size), scratch);
+  for (size_t k = 0; k < scratch.keys.size(); ++k)
+    words[k] = make_word(logit_of(scratch.keys[k]), uint32_t(first_id + uint32_t(scratch.keys[k])));
+  SegmentSum sums[kNumSegments];
+  sum_segments(logits, segments, sums);
+  for (int s = 0; s < a.num_segments; ++s) words[a.num_candidates + s] = make_word(sums[a.first_segment + s]);
+}
+
+template <class Float>
+int share(const DraftTopkArgs& args) {
+  const auto* logits = static_cast<const Float*>(args.logits);
+  const int64_t num_words = args.num_candidates + args.num_segments;
+  run_shares(threads_for(args.num_rows * args.vocab_size * kExpWork, args.num_threads), args.num_rows,
+             [&](int64_t begin, int64_t end, int) {
+               TopkScratch scratch;
+               for (int64_t row = begin; row < end; ++row)
+                 share_row(logits + row * args.vocab_size, args, args.words + row * num_words, scratch);
+             });
+  return kOk;
 }
 
 template <class Float>
@@ -82,8 +108,11 @@ int topk(const DraftTopkArgs& args) {
 }  // namespace
 
 int draft_topk_cpu(const DraftTopkArgs& args) {
-  if (args.num_candidates < 1 || args.num_candidates > args.vocab_size) return kOutOfRange;
+  const bool is_share = args.num_segments > 0;
+  if (args.num_candidates < 1 || args.num_candidates > (is_share ? args.whole_vocab : args.vocab_size)) return kOutOfRange;
+  if (!SegmentShare{args.whole_vocab, args.first_segment, args.num_segments}.fits(args.vocab_size)) return kUnsupported;
   if (args.vocab_size > int64_t(std::numeric_limits<uint32_t>::max())) return kUnsupported;
+  if (is_share) return args.dtype == kBF16 ? share<Bf16>(args) : share<float>(args);
   return args.dtype == kBF16 ? topk<Bf16>(args) : topk<float>(args);
 }
 

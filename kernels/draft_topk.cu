@@ -6,6 +6,7 @@
 // more than K logits reach it. Order of additions: a thread adds the terms of its chunks of 8 in ascending id, then
 // block_sum, then the segments, scaled to the row's maximum, as ((0+1)+(2+3))+((4+5)+(6+7)). It depends on V alone.
 #include "draft_topk_select.cuh"
+#include "segments.h"
 
 namespace kdtree {
 
@@ -14,7 +15,8 @@ int64_t draft_topk_cuda_workspace_bytes(const DraftTopkArgs& a) {
 }
 
 int draft_topk_cuda(const DraftTopkArgs& a, void* stream) {
-  if (a.num_candidates < 1 || a.num_candidates > a.vocab_size) return kOutOfRange;
+  if (a.num_candidates < 1 || a.num_candidates > (a.num_segments ? a.whole_vocab : a.vocab_size)) return kOutOfRange;
+  if (!SegmentShare{a.whole_vocab, a.first_segment, a.num_segments}.fits(a.vocab_size)) return kUnsupported;
   if (a.num_candidates > kMaxCandidates || a.vocab_size > int64_t{1} << 30 || a.num_rows > 65535) return kUnsupported;
   if (a.num_rows == 0) return kOk;
   char* base = static_cast<char*>(a.workspace);

@@ -32,6 +32,13 @@ __device__ __forceinline__ int64_t segment_begin(int64_t vocab_size, int s) {
   return min(32 * (s * ((vocab_size + 31) / 32) / kSegments), vocab_size);
 }
 
+// The same where the logits are a share of the vocabulary: counted from the first of them, other ranks' segments are empty.
+__device__ __forceinline__ int64_t logits_begin(const DraftTopkArgs& a, int s) {
+  if (a.num_segments == 0) return segment_begin(a.vocab_size, s);
+  const int mine = min(max(s, a.first_segment), a.first_segment + a.num_segments);
+  return segment_begin(a.whole_vocab, mine) - segment_begin(a.whole_vocab, a.first_segment);
+}
+
 // Visits the logits of this thread in [begin, end): chunks of 8, kScanThreads apart. visit(value, id, place in chunk).
 template <class Float, class Visit>
 __device__ __forceinline__ void for_each_logit(const Float* logits, int64_t begin, int64_t end, Visit&& visit) {
@@ -100,7 +107,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_kernel(DraftTopkArgs a, 
   __shared__ int counters[3], num_kept;
   const int segment = blockIdx.x, id_bits = workspace.id_bits;
   const int64_t row = blockIdx.y;
-  const int64_t begin = segment_begin(a.vocab_size, segment), end = segment_begin(a.vocab_size, segment + 1);
+  const int64_t begin = logits_begin(a, segment), end = logits_begin(a, segment + 1);
   const Float* logits = static_cast<const Float*>(a.logits) + row * a.vocab_size;
   const int wanted = int(min(a.num_candidates, end - begin));
   if (threadIdx.x < 3) counters[threadIdx.x] = 0;

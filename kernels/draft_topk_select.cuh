@@ -1,6 +1,7 @@
 // The second kernel of draft_topk: log-sum-exp of a row from its segments, and its candidates cut to K and sorted.
 #pragma once
 #include "draft_topk_scan.cuh"
+#include "draft_topk_sum.cuh"
 
 namespace kdtree {
 namespace {
@@ -8,31 +9,38 @@ namespace {
 constexpr int kSelectThreads = 512;
 constexpr int kMaxCandidates = 1024;  // K
 
-// The maximum of the row and the logarithm of its sum of exponentials; `empty` where every logit is -inf.
-struct RowSum {
-  float maximum, log_sum;
-  bool empty, invalid;
-};
+// Where a row's results go: log-probs and ids, or the words of a share.
+struct SelectOut {
+  float* log_probs;
+  int64_t *token_ids, *words;
+  int64_t num_candidates, first_id;
+  int id_bits, first_segment, num_segments;
 
-__device__ RowSum combine_segments(const SegmentResult* results) {
-  RowSum row{-INFINITY, 0.0f, false, false};
-  for (int s = 0; s < kSegments; ++s) {
-    row.maximum = fmaxf(row.maximum, results[s].maximum);
-    row.invalid |= results[s].invalid != 0;
+  __device__ SelectOut(const DraftTopkArgs& a, int64_t row, int id_bits)
+      : num_candidates(a.num_candidates), first_id(0), id_bits(id_bits), first_segment(a.first_segment),
+        num_segments(a.num_segments) {
+    if (num_segments > 0) words = a.words + row * (num_candidates + num_segments);
+    else log_probs = a.log_probs + row * num_candidates, token_ids = a.token_ids + row * num_candidates;
+    if (num_segments > 0) first_id = segment_begin(a.whole_vocab, first_segment);
   }
-  row.empty = row.maximum == -INFINITY;
-  if (row.empty || row.invalid) return row;
-  float sum[kSegments];
-#pragma unroll
-  for (int s = 0; s < kSegments; ++s)
-    sum[s] = results[s].sum == 0.0f
-                 ? 0.0f
-                 : __fmul_rn(results[s].sum, expf(__fsub_rn(results[s].maximum, row.maximum)));
-  const float low = __fadd_rn(__fadd_rn(sum[0], sum[1]), __fadd_rn(sum[2], sum[3]));
-  const float high = __fadd_rn(__fadd_rn(sum[4], sum[5]), __fadd_rn(sum[6], sum[7]));
-  row.log_sum = float(log(double(__fadd_rn(low, high))));  // of at least 1
-  return row;
-}
+
+  __device__ void candidate(int k, uint64_t key, const RowSum& sum) const {
+    const float logit = from_rising_bits(uint32_t(key >> id_bits));
+    const int64_t id = int64_t(((uint64_t{1} << id_bits) - 1) & ~key);
+    if (num_segments > 0) words[k] = make_word(logit, uint32_t(first_id + id));
+    else log_probs[k] = sum.log_prob(logit), token_ids[k] = id;
+  }
+  __device__ void none(int k, float log_prob) const {
+    if (num_segments > 0) words[k] = kNoWord;
+    else log_probs[k] = log_prob, token_ids[k] = -1;
+  }
+  __device__ void segments(const SegmentResult* results) const {
+    for (int s = 0; s < num_segments; ++s) {
+      const SegmentResult& r = results[first_segment + s];
+      words[num_candidates + s] = make_word(SegmentSum{r.invalid ? NAN : r.maximum, r.sum});
+    }
+  }
+};
 
 struct SelectShared {
   uint64_t kept[kMaxCandidates];
@@ -76,10 +84,10 @@ __global__ void __launch_bounds__(kSelectThreads, 1) select_kernel(DraftTopkArgs
   wait_for_previous_kernel();
   allow_next_kernel();
   const int64_t row = blockIdx.x;
-  const int num_candidates = int(a.num_candidates), id_bits = workspace.id_bits;
+  const int id_bits = workspace.id_bits;
+  const int num_candidates = int(min(a.num_candidates, a.vocab_size));  // a share may have fewer than are asked for
   const SegmentResult* results = workspace.results + row * kSegments;
-  float* log_probs = a.log_probs + row * num_candidates;
-  int64_t* token_ids = a.token_ids + row * num_candidates;
+  const SelectOut out(a, row, id_bits);
 
   const int segment = threadIdx.x / kThreadsPerSegment, place = threadIdx.x % kThreadsPerSegment;
   const int count = results[segment].count;
@@ -100,16 +108,19 @@ __global__ void __launch_bounds__(kSelectThreads, 1) select_kernel(DraftTopkArgs
       f(keys[i], 1);
     }
   };
-  if (threadIdx.x == kSelectThreads - 1) s.sum = combine_segments(results);
+  if (threadIdx.x == kSelectThreads - 1) {
+    s.sum = sum_of_row([&](int k) { return results[k].invalid ? SegmentSum{NAN, 0.0f} : SegmentSum{results[k].maximum, results[k].sum}; });
+    out.segments(results);
+  }
   __syncthreads();
   least = __reduce_min_sync(0xffffffffu, least);
   if (threadIdx.x % kWarp == 0) atomicMin(&s.least, least);
   __syncthreads();
-  if (s.sum.invalid) {
-    for (int k = threadIdx.x; k < num_candidates; k += kSelectThreads) log_probs[k] = NAN, token_ids[k] = -1;
+  if (isnan(s.sum.largest)) {
+    for (int k = threadIdx.x; k < a.num_candidates; k += kSelectThreads) out.none(k, NAN);
     return;
   }
-  const uint32_t most = rising_bits(s.sum.maximum);
+  const uint32_t most = rising_bits(s.sum.largest);
   const int top = 31 - __clz(int(most ^ s.least)) + id_bits;  // -1 + id_bits if all logits are equal
   const uint64_t threshold = select_threshold<kSelectThreads>(s.digits, num_candidates, top, uint64_t(most) << id_bits, visit);
   visit([&](uint64_t key, int) {
@@ -124,10 +135,9 @@ __global__ void __launch_bounds__(kSelectThreads, 1) select_kernel(DraftTopkArgs
     sort_few(s.kept, num_candidates);
   else
     sort_many(s.kept, size);
-  for (int k = threadIdx.x; k < num_candidates; k += kSelectThreads) {
-    const float logit = from_rising_bits(uint32_t(s.kept[k] >> id_bits));
-    log_probs[k] = s.sum.empty ? -INFINITY : __fsub_rn(__fsub_rn(logit, s.sum.maximum), s.sum.log_sum);
-    token_ids[k] = int64_t(((uint64_t{1} << id_bits) - 1) & ~s.kept[k]);
+  for (int k = threadIdx.x; k < a.num_candidates; k += kSelectThreads) {
+    if (k < num_candidates) out.candidate(k, s.kept[k], s.sum);
+    else out.none(k, -INFINITY);
   }
 }
 

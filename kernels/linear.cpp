@@ -79,9 +79,17 @@ void linear_share(const LinearArgs& a, const Segments& segments, int64_t begin, 
   }
 }
 
+inline SegmentShare share_of(const LinearArgs& a) { return {a.whole_in, a.first_segment, a.num_segments}; }
+
+// The sum of no products.
+void fill_zeros(const LinearArgs& a) {
+  std::fill_n(static_cast<float*>(a.out), a.num_rows * a.num_groups * a.num_out, 0.0f);
+}
+
 template <class Float>
 void linear(const LinearArgs& a) {
-  const Segments segments(a.num_in);
+  const Segments segments(a.num_in, share_of(a));
+  if (a.num_segments > 0 && segments.last() < 0) return fill_zeros(a);
   const int64_t num_blocks = a.num_groups * num_blocks_of(a.num_out);
   const int num_threads = threads_for(product_work(a.num_rows, num_blocks * kLanes * a.num_in), a.num_threads);
   const int64_t scratch_size = sizeof(Float) == 4 ? 0 : std::min(kChunkRows, a.num_rows) * a.num_in;
@@ -129,6 +137,7 @@ int linear_cpu(const LinearArgs& args) {
   }
   if (a.dtype == kF32 && a.out_dtype != kF32) return kUnsupported;
   if (a.residual && a.out_dtype != a.dtype) return kUnsupported;
+  if (!share_of(a).fits(a.num_in) || (a.num_segments > 0 && (a.residual || a.out_dtype != kF32))) return kUnsupported;
   a.dtype == kF32 ? linear<float>(a) : linear<Bf16>(a);
   return kOk;
 }

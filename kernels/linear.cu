@@ -129,6 +129,8 @@ int choose_f32(const LinearArgs& a, const LinearDevice& device) {
 
 bool aligned(const void* p, int64_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
+SegmentShare share_of(const LinearArgs& a) { return {a.whole_in, a.first_segment, a.num_segments}; }
+
 }  // namespace
 
 TileArgs linear_tile_args(const LinearArgs& a) {
@@ -143,12 +145,21 @@ TileArgs linear_tile_args(const LinearArgs& a) {
   t.out_aligned = a.num_out % 4 == 0 && aligned(a.out, 4 * out_size) && aligned(a.residual, 4 * out_size);
   t.out_f32 = a.out_dtype == kF32;
   t.weights_settled = a.weights_settled;
+  set_segments(&t, share_of(a));
   return t;
 }
 
 namespace {
 
+// The sum of no products.
+int clear_floats(void* out, int64_t count, void* stream) {
+  const cudaError_t error = cudaMemsetAsync(out, 0, count * sizeof(float), static_cast<cudaStream_t>(stream));
+  return error == cudaSuccess ? kOk : kCudaError;
+}
+
 bool valid(const LinearArgs& a) {
+  if (!share_of(a).fits(a.num_in) || a.whole_in > INT32_MAX / 16) return false;
+  if (a.num_segments > 0 && (a.residual != nullptr || a.out_dtype != kF32)) return false;
   return (a.dtype == kF32 || a.dtype == kBF16) && (a.out_dtype == a.dtype || a.out_dtype == kF32) &&
          (a.residual == nullptr || a.out_dtype == a.dtype) && aligned(a.packed, 16) && a.num_out <= INT32_MAX / 2 &&
          a.num_in <= INT32_MAX / 16 && (!a.int4 || (a.dtype == kBF16 && a.num_in % kInt4Unit == 0));
@@ -170,6 +181,7 @@ int linear_cuda_with(const LinearArgs& a, int index, void* stream) {
   if (!valid(a) || index < 0 || index >= (a.int4 ? num_int4_shapes() : num_linear_shapes(a.dtype))) return kUnsupported;
   if (!serves(shape_of(a, index), a, device)) return kUnsupported;
   if (a.num_rows == 0 || a.num_groups == 0 || a.num_out == 0) return kOk;
+  if (a.num_segments > 0 && a.num_in == 0) return clear_floats(a.out, a.num_rows * a.num_groups * a.num_out, stream);
   return shape_of(a, index).run(linear_tile_args(a), static_cast<int>(a.num_groups), stream);
 }
 

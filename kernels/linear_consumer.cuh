@@ -36,8 +36,8 @@ struct Accumulator {
         for (int e = 0; e < 4; ++e) f(r, j, e, value[r][j][e]);
   }
 
-  __device__ __forceinline__ void clear() {
-    each([](int, int, int, float& v) { v = 0.f; });
+  __device__ __forceinline__ void fill(float start) {
+    each([start](int, int, int, float& v) { v = start; });
   }
 
   // Where a lane begins to read in a 16 x 32 block of weights, and in 8 rows of x: BF16, at a row of matrix lane / 8 of four.
@@ -125,7 +125,6 @@ struct Fold {
       acc.each([&](int r, int j, int e, float& v) { v = held[level][(r * S::kRowTiles + j) * 4 + e] + v; });
     if (q == S::kSeq - 1) return;
     acc.each([&](int r, int j, int e, float& v) { held[level][(r * S::kRowTiles + j) * 4 + e] = v; });
-    acc.clear();
   }
 };
 
@@ -141,10 +140,10 @@ __device__ __forceinline__ void consume(const Tile<S>& tile, Accumulator<S>& acc
   constexpr int kUnroll = S::kMinBlocks > 1 && S::kOutTiles * S::kRowTiles >= 8 ? 1 : S::kUnits;  // or registers run out
   Fold<S> fold;
   Cursor<S> at;
-  acc.clear();
 #pragma unroll 1
   for (int q = 0; q < S::kSeq; ++q) {
     const Span span = tile.span(at_warp.segment, q);
+    acc.fill(tile.mine(at_warp.segment, q) ? 0.f : -0.f);
     int left = span.end - span.begin;
 #pragma unroll 1
     for (int i = 0; i < tile.num_stages_per_segment; ++i, left -= S::kUnits, at.next(tile.num_stages_per_segment)) {

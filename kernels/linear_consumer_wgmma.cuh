@@ -47,7 +47,7 @@ __device__ __forceinline__ void consume_wgmma(const Tile<S>& tile, Accumulator<S
   for (int q = 0; q < S::kSeq; ++q) {
     const Span span = tile.span(at_warp.segment, q);
     int left = span.end - span.begin;
-    acc.clear();
+    acc.fill(tile.mine(at_warp.segment, q) ? 0.f : -0.f);
     pin(sums);
 #pragma unroll 1
     for (int i = 0; i < tile.num_stages_per_segment; ++i, left -= S::kUnits, at.next(tile.num_stages_per_segment)) {

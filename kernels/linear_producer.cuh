@@ -105,15 +105,18 @@ struct XProducer {
            row_chunk<T>(m, c);
   }
 
-  // Every segment warp has all units of the stage, none of them cut short by K.
+  // Every segment warp with a segment of this rank has all units of the stage, none of them cut short by K.
   __device__ __forceinline__ bool is_whole(int i) const {
-    return (i + 1) * S::kUnits <= tile.num_units / kNumSegments - (a.num_in % kUnit != 0);
+    return (i + 1) * S::kUnits <= tile.whole_units / kNumSegments - (a.num_in % kUnit != 0);
   }
 
+  // kShare: some segments are other ranks'.
+  template <bool kShare>
   __device__ __forceinline__ void fill_whole(const Cursor<S>& at) const {
     const int num_rows = tile.num_rows - first_row;  // rows past the last are left as they are: no sum of another row sees them
 #pragma unroll
     for (int s = 0; s < S::kSegWarps; ++s) {
+      if (kShare && !tile.mine(s, at.q)) continue;
       const uint32_t offset = (tile.span(s, at.q).begin + at.i * S::kUnits) * S::kRowBytes;
 #pragma unroll
       for (int p = 0; p < kPasses; ++p)
@@ -151,11 +154,13 @@ __device__ void produce_x(const TileArgs& a, Tile<S>& tile, bool early, uint32_t
   const XProducer<S> producer(a, tile, stages);
   const int num_stages = tile.num_stages_per_segment * S::kSeq;
   const bool copies = a.x_aligned && a.num_in % XProducer<S>::kChunk == 0;
+  const bool is_share = tile.end_segment - tile.first_segment < kNumSegments;
   Cursor<S> at;
   for (int n = 0; n < num_stages; ++n, at.next(tile.num_stages_per_segment)) {
     barrier_wait(empty + at.slot * 8, at.phase ^ 1);
     if (a.x_aligned && producer.is_whole(at.i)) {
-      producer.fill_whole(at);
+      if (is_share) producer.template fill_whole<true>(at);
+      else producer.template fill_whole<false>(at);
       barrier_arrive_after_copies(full + at.slot * 8);
     } else {
       producer.fill_part(at, copies);

@@ -24,6 +24,9 @@ struct TileArgs {
   const int32_t* num_rows_device;
   int num_out, num_in, num_row_tiles;
   bool x_aligned, out_aligned, out_f32, weights_settled;
+  // The segments that are summed here, [first_segment, end_segment) of a reduction over whole_units units; K is theirs.
+  // Those of other ranks count as -0, which changes no sum.
+  int whole_units, first_segment, end_segment;
   // Experts: row tile i is items[i] = {expert, first, count, 0} and its rows are row_list[first …]: row r of out, row
   // r / rows_per_source of x. nullptr for a dense linear, where blockIdx.y is the group.
   const int4* items;
@@ -81,9 +84,24 @@ struct Span {  // units of one segment
   int begin, end;
 };
 
+// Of segment s, counted from the first unit that is summed here; empty where it is another rank's.
+__host__ __device__ __forceinline__ Span segment_span(int s, int whole_units, int first_segment, int end_segment) {
+  if (s < first_segment || s >= end_segment) return {0, 0};
+  const unsigned units = whole_units, first = first_segment * units / kNumSegments;
+  return {static_cast<int>(s * units / kNumSegments - first), static_cast<int>((s + 1) * units / kNumSegments - first)};
+}
+
+inline void set_segments(TileArgs* a, const SegmentShare& share) {
+  const int64_t whole = share.count ? share.whole : a->num_in;
+  a->whole_units = static_cast<int>(ceil_div(whole, kUnit));
+  a->first_segment = share.count ? share.first : 0;
+  a->end_segment = share.count ? share.first + share.count : kNumSegments;
+}
+
 template <class S>
 struct Tile {
   int rank, row_tile, first_out_tile, group, num_units, num_stages_per_segment, row_begin, num_rows;
+  int whole_units, first_segment, end_segment;
   const int32_t* rows;  // or nullptr: row_begin + m
 
   __device__ explicit Tile(const TileArgs& a) {
@@ -93,7 +111,8 @@ struct Tile {
     first_out_tile = cluster / a.num_row_tiles * S::kBlockTiles;
     group = blockIdx.y;
     num_units = (a.num_in + kUnit - 1) / kUnit;
-    const int longest = (num_units + kNumSegments - 1) / kNumSegments;
+    whole_units = a.whole_units, first_segment = a.first_segment, end_segment = a.end_segment;
+    const int longest = (whole_units + kNumSegments - 1) / kNumSegments;
     num_stages_per_segment = (longest + S::kUnits - 1) / S::kUnits;
     row_begin = num_rows = 0;
     rows = nullptr;
@@ -113,9 +132,12 @@ struct Tile {
 
   __device__ int out_row(int m) const { return rows == nullptr ? row_begin + m : rows[m]; }
 
+  __device__ int segment(int seg_warp, int q) const { return (rank * S::kSegWarps + seg_warp) * S::kSeq + q; }
+  __device__ bool mine(int seg_warp, int q) const {
+    return segment(seg_warp, q) >= first_segment && segment(seg_warp, q) < end_segment;
+  }
   __device__ Span span(int seg_warp, int q) const {
-    const unsigned segment = (rank * S::kSegWarps + seg_warp) * S::kSeq + q, units = num_units;
-    return {static_cast<int>(segment * units / kNumSegments), static_cast<int>((segment + 1) * units / kNumSegments)};
+    return segment_span(segment(seg_warp, q), whole_units, first_segment, end_segment);
   }
 };
 

@@ -17,7 +17,8 @@ namespace kdtree {
 template <class S>
 __device__ void store_partials(const TileArgs& a, const Tile<S>& tile, Accumulator<S>& acc) {
   const WarpPlace<S> at;
-  const int lane = threadIdx.x % kWarp, segment = tile.rank * S::kSegWarps + at.segment;
+  const int lane = threadIdx.x % kWarp, segment = tile.segment(at.segment, 0);
+  if (!tile.mine(at.segment, 0)) return;
   acc.each([&](int r, int j, int e, float v) {
     const int out = (tile.first_out_tile + at.out_tile + r) * kOutTile + acc.out(lane, e);
     const int m = (at.row_tile + j) * kRowTile + acc.row(lane, e);

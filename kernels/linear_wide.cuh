@@ -56,9 +56,9 @@ struct WideSums {
   float now[S::kGroups][4], held[S::kHeld > 0 ? S::kHeld : 1][S::kGroups][4];
   uint32_t shared;  // of the levels that registers do not hold: this thread's first 16 bytes
 
-  __device__ __forceinline__ void clear() {
+  __device__ __forceinline__ void fill(float start) {
 #pragma unroll
-    for (int j = 0; j < S::kGroups; ++j) now[j][0] = now[j][1] = now[j][2] = now[j][3] = 0.f;
+    for (int j = 0; j < S::kGroups; ++j) now[j][0] = now[j][1] = now[j][2] = now[j][3] = start;
     pin(now);
   }
   __device__ __forceinline__ uint32_t place(int level, int j) const {
@@ -119,7 +119,7 @@ __device__ __forceinline__ void consume_wide(const WideTile<S>& tile, WideSums<S
   for (int q = 0; q < S::kSeq; ++q) {
     const Span span = tile.span(q);
     uint32_t previous = 0;  // read by a product that may not have ended
-    sums.clear();
+    sums.fill(tile.mine(q) ? 0.f : -0.f);
     int left = span.end - span.begin;
 #pragma unroll 1
     for (; left >= S::kUnits; left -= S::kUnits, ring.next()) {
@@ -236,13 +236,14 @@ int make_maps(const TileArgs& a, int num_groups, WideArgs* w) {
 
 // The most stages that a block of the cluster fills, at most all of the ring.
 template <class S>
-int num_wide_stages(int num_in) {
-  const int units = static_cast<int>(ceil_div(num_in, kUnit));
+int num_wide_stages(const TileArgs& a) {
   int most = 0;
   for (int split = 0; split < S::kSplit; ++split) {
     int num_stages = 0;
-    for (int s = split * S::kSeq; s < (split + 1) * S::kSeq; ++s)
-      num_stages += ((s + 1) * units / kNumSegments - s * units / kNumSegments + S::kUnits - 1) / S::kUnits;
+    for (int s = split * S::kSeq; s < (split + 1) * S::kSeq; ++s) {
+      const Span span = segment_span(s, a.whole_units, a.first_segment, a.end_segment);
+      num_stages += (span.end - span.begin + S::kUnits - 1) / S::kUnits;
+    }
     most = std::max(most, num_stages);
   }
   return std::min(most, S::kStages);
@@ -262,7 +263,7 @@ int launch_wide(TileArgs a, int num_groups, void* stream) {
   shape.grid = dim3(static_cast<unsigned>(num_blocks), num_groups);
   shape.block = dim3(S::kThreads);
   shape.shared_limit = S::kFixedBytes + S::kStages * S::kStageBytes;
-  shape.shared_bytes = S::kFixedBytes + num_wide_stages<S>(a.num_in) * S::kStageBytes;
+  shape.shared_bytes = S::kFixedBytes + num_wide_stages<S>(a) * S::kStageBytes;
   shape.cluster = S::kSplit;
   shape.start = Start::kEarly;
   return launch(linear_wide_kernel<S>, shape, stream, a, w);

@@ -41,19 +41,22 @@ struct WideArgs {
 template <class S>
 struct WideTile {
   static constexpr int kBand = 16;  // row tiles that run side by side, so that they find weights and rows in L2
-  int split, row_tile, first_out_tile, group, num_units;
+  int split, row_tile, first_out_tile, group, whole_units, first_segment, end_segment;
 
   __device__ explicit WideTile(const TileArgs& a) {
     const int cluster = blockIdx.x / S::kSplit, num_across = (a.num_out + S::kBlockOut - 1) / S::kBlockOut;
     const int band = cluster / (kBand * num_across), in_band = cluster - band * kBand * num_across;
     const int height = min(kBand, a.num_row_tiles - band * kBand);
     split = blockIdx.x % S::kSplit, row_tile = band * kBand + in_band % height;
-    first_out_tile = in_band / height * S::kBlockTiles, group = blockIdx.y, num_units = (a.num_in + kUnit - 1) / kUnit;
+    first_out_tile = in_band / height * S::kBlockTiles, group = blockIdx.y;
+    whole_units = a.whole_units, first_segment = a.first_segment, end_segment = a.end_segment;
   }
 
+  __device__ bool mine(int q) const {
+    return split * S::kSeq + q >= first_segment && split * S::kSeq + q < end_segment;
+  }
   __device__ Span span(int q) const {
-    const unsigned segment = split * S::kSeq + q, units = num_units;
-    return {static_cast<int>(segment * units / kNumSegments), static_cast<int>((segment + 1) * units / kNumSegments)};
+    return segment_span(split * S::kSeq + q, whole_units, first_segment, end_segment);
   }
 };
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "dot_tile.h"
+#include "expert_shares.h"
 #include "int4_layout.h"
 #include "op_args.h"
 #include "parallel.h"
@@ -26,6 +27,7 @@ struct Expert {
   const Float* gate_up;  // packed [2 * width, D]
   const Float* down;     // packed [D, width]
   int64_t width, first_pair, num_pairs;
+  bool is_shared;
 };
 
 // The (row, expert) pairs of a step, sorted by expert, then by row; the shared expert's come last.
@@ -62,11 +64,11 @@ void sort_pairs(const MoeExpertsArgs& a, int64_t routed, int64_t shared, Plan<Fl
     const int64_t gate_up_size = num_blocks_of(2 * a.width) * kLanes * a.dim;
     const int64_t down_size = num_blocks_of(a.dim) * kLanes * a.width;
     plan.experts.push_back({static_cast<const Float*>(a.gate_up) + e * gate_up_size,
-                            static_cast<const Float*>(a.down) + e * down_size, a.width, first, count});
+                            static_cast<const Float*>(a.down) + e * down_size, a.width, first, count, false});
   }
   if (shared)
     plan.experts.push_back({static_cast<const Float*>(a.shared_gate_up), static_cast<const Float*>(a.shared_down),
-                            a.shared_width, routed, shared});
+                            a.shared_width, routed, shared, true});
   plan.row.resize(routed + shared);
   plan.weight.resize(routed + shared, 1.0f);
   for (int64_t i = 0; i < routed; ++i) {
@@ -77,9 +79,15 @@ void sort_pairs(const MoeExpertsArgs& a, int64_t routed, int64_t shared, Plan<Fl
   for (int64_t t = 0; t < shared; ++t) plan.row[routed + t] = int32_t(t);
 }
 
+// The segments of a down projection that are summed here.
+Segments down_segments(const MoeExpertsArgs& a, bool is_shared) {
+  const SegmentShare share{is_shared ? a.whole_shared_width : a.whole_width, a.first_segment, a.num_segments};
+  return {is_shared ? a.shared_width : a.width, share};
+}
+
 template <class Float>
 void place_segments(const MoeExpertsArgs& a, Plan<Float>& plan) {
-  const Segments routed(a.width), shared(a.shared_gate_up ? a.shared_width : a.width);
+  const Segments routed = down_segments(a, false), shared = down_segments(a, a.shared_gate_up != nullptr);
   for (int s = 0; s < kNumSegments; ++s)
     plan.down_segment[s] = routed.empty(s) && shared.empty(s) ? -1 : plan.num_down_segments++;
   plan.empty_sum.resize(a.num_rows, 0.0f);
@@ -144,7 +152,7 @@ void down_panel(const MoeExpertsArgs& a, const Plan<Float>& plan, int64_t block,
   std::memset(sums, 0, a.num_rows * row_sums * sizeof(float));
   const int64_t first_out = block * kLanes;
   for (const Expert<Float>& expert : plan.experts) {
-    const Segments segments(expert.width);
+    const Segments segments = down_segments(a, expert.is_shared);
     for_row_tiles(expert.num_pairs, [&](int64_t begin, auto height) {
       const int64_t pair = expert.first_pair + begin;
       const auto add = [&](int s, const auto& acc) {
@@ -155,24 +163,27 @@ void down_panel(const MoeExpertsArgs& a, const Plan<Float>& plan, int64_t block,
         }
       };
       const Vec16 zeros[height][kBlocks] = {};
-      for (int s = 0; s < kNumSegments; ++s)
+      for (int s = segments.first; s < segments.end; ++s)
         if (segments.empty(s) && plan.down_segment[s] >= 0) add(s, zeros);
       tile_segments<height, kBlocks>(&plan.hidden[pair], expert.down + first_out * expert.width, expert.width, segments,
                                      add);
     });
   }
   const Float* residual = static_cast<const Float*>(a.residual);
+  const Segments mine = down_segments(a, false);
   for (int64_t t = 0; t < a.num_rows; ++t)
     for (int b = 0; b < kBlocks; ++b) {
       const float* own = sums + t * row_sums + b * kLanes;
       const auto sum = [&](int s) {
         const int place = plan.down_segment[s];
-        return place < 0 ? Vec16::all(plan.empty_sum[t]) : Vec16::load(own + place * kSegmentSums);
+        if (place >= 0) return Vec16::load(own + place * kSegmentSums);
+        return Vec16::all(mine.mine(s) ? plan.empty_sum[t] : -0.0f);  // x + -0 = x
       };
       Vec16 total = ((sum(0) + sum(1)) + (sum(2) + sum(3))) + ((sum(4) + sum(5)) + (sum(6) + sum(7)));
       const int64_t n = first_out + b * kLanes, at = t * a.dim + n;
       if (residual) total = rounded(total, residual) + load_first(residual + at, a.dim - n);
-      store_first(total, static_cast<Float*>(a.out) + at, a.dim - n);
+      if (a.num_segments > 0) store_first(total, static_cast<float*>(a.out) + at, a.dim - n);
+      else store_first(total, static_cast<Float*>(a.out) + at, a.dim - n);
     }
 }
 
@@ -218,6 +229,7 @@ void moe_experts(const MoeExpertsArgs& a) {
 
 int moe_experts_cpu(const MoeExpertsArgs& args) {
   MoeExpertsArgs a = with_rows_in_use(args);
+  if (!shares_fit(a)) return kUnsupported;
   if (a.int4 && (a.dtype != kBF16 || a.dim % kInt4Unit || a.width % kInt4Unit)) return kUnsupported;
   std::vector<bool> is_wanted(a.num_experts);
   for (int64_t i = 0; i < a.num_rows * a.top_k; ++i) {
@@ -230,12 +242,12 @@ int moe_experts_cpu(const MoeExpertsArgs& args) {
     down = unpack_int4(a.down, a.num_experts, a.dim, a.width, is_wanted, a.num_threads);
     a.gate_up = gate_up.get(), a.down = down.get(), a.int4 = false;
   }
-  const int64_t element = a.dtype == kF32 ? 4 : 2;
+  const int64_t element = a.dtype == kF32 ? 4 : 2, out_element = a.num_segments > 0 ? 4 : element;
   for (int64_t row = 0; row < a.num_rows; row += kChunkRows) {
     MoeExpertsArgs chunk = a;
     chunk.num_rows = std::min(kChunkRows, a.num_rows - row);
     chunk.x = static_cast<const char*>(a.x) + row * a.dim * element;
-    chunk.out = static_cast<char*>(a.out) + row * a.dim * element;
+    chunk.out = static_cast<char*>(a.out) + row * a.dim * out_element;
     if (a.residual) chunk.residual = static_cast<const char*>(a.residual) + row * a.dim * element;
     chunk.expert_id = a.expert_id + row * a.top_k;
     chunk.weight = a.weight + row * a.top_k;

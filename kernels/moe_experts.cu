@@ -1,6 +1,7 @@
 // moe_experts on CUDA. Rows are grouped by expert on the device, so that blocks that share an expert's weights run side by
 // side and read them from memory once; two grouped products around swiglu; the down projection leaves its 8 segment sums
 // apart, and a last kernel adds them in the order of op_args.h. Only integers are counted with atomics.
+#include "expert_shares.h"
 #include "linear.cuh"
 #include "linear_tile.cuh"
 
@@ -125,7 +126,7 @@ __global__ void __launch_bounds__(kGroupThreads) group_kernel(GroupArgs a) {
 // --- combine ---------------------------------------------------------------------------------------------------------
 
 struct CombineArgs {
-  const float* partials;         // [pairs, 8, D]
+  const float* partials;         // [pairs, 8, D], or nullptr where no width is summed here
   const float* shared_partials;  // [rows, 8, D] or nullptr
   const int32_t* expert_id;
   const float* weight;
@@ -133,17 +134,22 @@ struct CombineArgs {
   void* out;
   const Counts* counts;
   int dim, top_k, num_experts;
+  int first_segment, end_segment;  // that are summed here; others count as -0, which changes no sum
+  bool out_f32;
 };
 
 template <int kWidth>
-__device__ __forceinline__ void add_segments(const float* partials, int64_t dim, float weight, float (&sum)[8][kWidth]) {
+__device__ __forceinline__ void add_segments(const CombineArgs& a, const float* partials, float weight, float (&sum)[8][kWidth]) {
   struct alignas(kWidth * 4) Vector { float value[kWidth]; } v[kNumSegments];
-#pragma unroll
-  for (int s = 0; s < kNumSegments; ++s) v[s] = *reinterpret_cast<const Vector*>(partials + s * dim);
+  const int64_t dim = a.dim;
 #pragma unroll
   for (int s = 0; s < kNumSegments; ++s)
+    if (s >= a.first_segment && s < a.end_segment) v[s] = *reinterpret_cast<const Vector*>(partials + s * dim);
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) sum[s][i] = fmaf(weight, v[s].value[i], sum[s][i]);
+  for (int s = 0; s < kNumSegments; ++s)
+    if (s >= a.first_segment && s < a.end_segment)
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) sum[s][i] = fmaf(weight, v[s].value[i], sum[s][i]);
 }
 
 template <class T, int kWidth>
@@ -152,21 +158,30 @@ __global__ void __launch_bounds__(kCombineThreads, 4) combine_kernel(CombineArgs
   allow_next_kernel();
   const int64_t row = blockIdx.x, d = (int64_t(blockIdx.y) * kCombineThreads + threadIdx.x) * kWidth, dim = a.dim;
   if (row >= a.counts->num_rows || d >= dim) return;
-  float sum[kNumSegments][kWidth] = {};
+  float sum[kNumSegments][kWidth];
+#pragma unroll
+  for (int s = 0; s < kNumSegments; ++s)
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) sum[s][i] = s >= a.first_segment && s < a.end_segment ? 0.f : -0.f;
   bool valid = true;
 #pragma unroll 1
   for (int k = 0; k < a.top_k; ++k) {
     const int64_t pair = row * a.top_k + k;
     const int id = a.expert_id[pair];
     if (id < 0 || id >= a.num_experts) valid = false;
-    else add_segments<kWidth>(a.partials + pair * kNumSegments * dim + d, dim, a.weight[pair], sum);
+    else if (a.partials) add_segments<kWidth>(a, a.partials + pair * kNumSegments * dim + d, a.weight[pair], sum);
   }
-  if (a.shared_partials) add_segments<kWidth>(a.shared_partials + row * kNumSegments * dim + d, dim, 1.0f, sum);
+  if (a.shared_partials) add_segments<kWidth>(a, a.shared_partials + row * kNumSegments * dim + d, 1.0f, sum);
   const T* residual = static_cast<const T*>(a.residual);
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
     const float total = ((sum[0][i] + sum[1][i]) + (sum[2][i] + sum[3][i])) + ((sum[4][i] + sum[5][i]) + (sum[6][i] + sum[7][i]));
-    T out = from_float<T>(valid ? total : __int_as_float(0x7fffffff));  // an expert that does not exist gives NaN
+    const float checked = valid ? total : __int_as_float(0x7fffffff);  // an expert that does not exist gives NaN
+    if (a.out_f32) {
+      static_cast<float*>(a.out)[row * dim + d + i] = checked;
+      continue;
+    }
+    T out = from_float<T>(checked);
     if (residual) out = from_float<T>(to_float(out) + to_float(residual[row * dim + d + i]));
     static_cast<T*>(a.out)[row * dim + d + i] = out;
   }
@@ -198,7 +213,10 @@ struct Experts {
   U* at(int64_t offset) const { return reinterpret_cast<U*>(static_cast<char*>(a.workspace) + offset); }
   const Counts* counts() const { return at<Counts>(w.counts); }
 
-  TileArgs product(const void* x, int64_t num_in, const void* packed, void* out, int64_t num_out, int64_t num_rows) const {
+  SegmentShare share(int64_t whole) const { return {whole, a.first_segment, a.num_segments}; }
+
+  TileArgs product(const void* x, int64_t num_in, const void* packed, void* out, int64_t num_out, int64_t num_rows,
+                   const SegmentShare& share = {}) const {
     const auto aligned = [](const void* p, int64_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; };
     TileArgs t = {};
     t.x = x, t.packed = packed, t.out = out, t.x_row_stride = num_in, t.out_row_stride = num_out;
@@ -206,6 +224,7 @@ struct Experts {
     t.num_out = static_cast<int>(num_out), t.num_in = static_cast<int>(num_in);
     t.x_aligned = aligned(x, 16) && num_in * sizeof(T) % 16 == 0;
     t.out_aligned = num_out % 4 == 0;
+    set_segments(&t, share);
     return t;
   }
 
@@ -238,22 +257,23 @@ struct Experts {
   }
 
   int routed(const T* x) const {
-    if (w.num_pairs == 0 || a.num_experts == 0) return kOk;
+    if (w.num_pairs == 0 || a.num_experts == 0 || a.width == 0) return kOk;
     const TileArgs up = product(x, a.dim, a.gate_up, at<void>(w.gate_up), 2 * a.width, w.num_pairs);
     if (int status = run_grouped<false>(grouped(up, static_cast<int>(a.top_k)))) return status;
     if (int status = swiglu(w.gate_up, w.hidden, w.num_pairs, a.width, &counts()->num_pairs)) return status;
-    const TileArgs down = product(at<void>(w.hidden), a.width, a.down, at<void>(w.partials), a.dim, w.num_pairs);
+    const TileArgs down = product(at<void>(w.hidden), a.width, a.down, at<void>(w.partials), a.dim, w.num_pairs,
+                                  share(a.whole_width));
     return run_grouped<true>(grouped(down, 1));
   }
 
   int shared(const T* x, int64_t num_rows) const {
-    if (a.shared_gate_up == nullptr) return kOk;
+    if (a.shared_gate_up == nullptr || a.shared_width == 0) return kOk;
     const int rows_per_tile = num_rows <= 8 ? 8 : num_rows <= 32 || a.dtype == kF32 ? 32 : 64;
     const TileArgs up = product(x, a.dim, a.shared_gate_up, at<void>(w.shared_gate_up), 2 * a.shared_width, num_rows);
     if (int status = run_tile<T, false>(up, rows_per_tile, stream)) return status;
     if (int status = swiglu(w.shared_gate_up, w.shared_hidden, num_rows, a.shared_width, &counts()->num_rows)) return status;
     const TileArgs down = product(at<void>(w.shared_hidden), a.shared_width, a.shared_down, at<void>(w.shared_partials), a.dim,
-                                  num_rows);
+                                  num_rows, share(a.whole_shared_width));
     return run_tile<T, true>(down, rows_per_tile, stream);
   }
 
@@ -262,11 +282,15 @@ struct Experts {
     LaunchShape shape;
     shape.grid = dim3(static_cast<unsigned>(num_rows), static_cast<unsigned>(ceil_div(a.dim, kCombineThreads * width)));
     shape.block = dim3(kCombineThreads), shape.start = Start::kEarly;
-    const CombineArgs c = {at<float>(w.partials), a.shared_gate_up ? at<float>(w.shared_partials) : nullptr,
+    const int first = a.num_segments ? a.first_segment : 0, end = a.num_segments ? first + a.num_segments : kNumSegments;
+    const bool out_f32 = a.num_segments > 0;
+    char* out = static_cast<char*>(a.out) + row * a.dim * (out_f32 ? 4 : sizeof(T));
+    const CombineArgs c = {a.width ? at<float>(w.partials) : nullptr,
+                           a.shared_gate_up && a.shared_width ? at<float>(w.shared_partials) : nullptr,
                            a.expert_id + row * a.top_k, a.weight + row * a.top_k,
                            a.residual ? static_cast<const T*>(a.residual) + row * a.dim : nullptr,
-                           static_cast<T*>(a.out) + row * a.dim, counts(), static_cast<int>(a.dim), static_cast<int>(a.top_k),
-                           static_cast<int>(a.num_experts)};
+                           out, counts(), static_cast<int>(a.dim), static_cast<int>(a.top_k),
+                           static_cast<int>(a.num_experts), first, end, out_f32};
     return launch(width == 4 ? combine_kernel<T, 4> : combine_kernel<T, 1>, shape, stream, c);
   }
 
@@ -296,7 +320,7 @@ int moe_experts_cuda(const MoeExpertsArgs& a, void* stream) {
 int moe_experts_cuda_with(const MoeExpertsArgs& a, Int4ExpertShapes shapes, void* stream) {
   if (a.num_rows == 0 || a.dim == 0) return kOk;
   if (a.int4 && (a.dtype != kBF16 || a.dim % kInt4Unit || a.width % kInt4Unit)) return kUnsupported;
-  if (a.num_experts > 4096 || a.num_rows > INT32_MAX / std::max<int64_t>(1, a.top_k)) return kUnsupported;
+  if (!shares_fit(a) || a.num_experts > 4096 || a.num_rows > INT32_MAX / std::max<int64_t>(1, a.top_k)) return kUnsupported;
   const Workspace workspace(a);
   if (a.int4 && (int4_shape(shapes.up).num_rows != workspace.rows_per_item ||
                  int4_partial_shape(shapes.down).num_rows != workspace.rows_per_item))

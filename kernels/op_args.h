@@ -113,6 +113,11 @@ struct LinearArgs {
                              // read while the kernel before it still runs
   bool int4;                 // packed is as in PackInt4Args, dtype BF16; the result has the bits of the BF16 weights that
                              // dequantize_int4 makes
+  // Where num_segments is not 0: the num_in inputs are segments first_segment … first_segment + num_segments - 1 of a
+  // reduction over whole_in inputs, and `out`, kF32, gets their part of the tree. num_segments is 1, 2, 4 or 8, and
+  // first_segment a multiple of it. add_partials adds the parts of several ranks to what one rank alone would get.
+  int64_t whole_in;
+  int32_t first_segment, num_segments;
 };
 
 struct RopeArgs {            // NeoX rotation: pairs (i, i + R/2)
@@ -131,6 +136,18 @@ struct SwigluArgs {          // out = silu(gate) * up
   const void* gate_up;       // Float [T, 2I]: I gates, then I ups
   void* out;                 // Float [T, I]
   int64_t num_rows, dim;     // dim = I
+  Dtype dtype;
+  int32_t num_threads;
+  const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device rows are in use
+};
+
+// The sums of neighbouring segments that P ranks computed, in order of their segments, to the whole reduction's result:
+// added in pairs, ((0+1)+(2+3))+((4+5)+(6+7)) for P = 8, rounded once, and only then added to the residual.
+struct AddPartialsArgs {
+  const float* partials;     // f32 [P, T, N], P = 1, 2, 4 or 8
+  const void* residual;      // Float [T, N] or nullptr
+  void* out;                 // Float [T, N]
+  int64_t num_partials, num_rows, dim;
   Dtype dtype;
   int32_t num_threads;
   const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device rows are in use
@@ -164,6 +181,22 @@ struct SampleArgs {          // argmax of logit / temperature + noise over the t
   const int64_t* seed;       // [S]
   int64_t* token;            // [T]; -1 for a row that holds a NaN, on CUDA also for a row that is not valid
   int64_t num_rows, vocab_size, num_streams;
+  int32_t num_threads;
+  const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device rows are in use
+};
+
+struct SampleAmongArgs {     // sample among the tokens of a row's words (vocabulary.h), where other ranks have others
+  const int64_t* words;      // [T, M]; kNoWord counts as none
+  const float* largest;      // f32 [T] the row's largest logit of all ranks
+  const int32_t* stream;     // [T], and so on as in SampleArgs
+  const int32_t* position;
+  const float* temperature;
+  const int32_t* top_k;
+  const float* top_p;
+  const int64_t* seed;
+  int64_t* word;             // [T] of the token; kNanWord for a row that has it or whose largest is NaN, on CUDA also for a
+                             // row that is not valid
+  int64_t num_rows, num_words, vocab_size, num_streams;   // vocab_size: of all ranks
   int32_t num_threads;
   const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device rows are in use
 };
@@ -203,6 +236,10 @@ struct MoeExpertsArgs {
   const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device rows are in use
   void* workspace;              // CUDA: moe_experts_cuda_workspace_bytes(args) bytes, aligned to 256
   bool int4;                    // gate_up and down are as in PackInt4Args, dtype BF16; the shared expert's stay BF16
+  // Where num_segments is not 0: width and shared_width are those segments (see LinearArgs) of whole_width and
+  // whole_shared_width, perhaps 0; `out` is f32 and gets their part of the tree; there is no residual.
+  int64_t whole_width, whole_shared_width;
+  int32_t first_segment, num_segments;
 };
 
 // --- latent cache and attention ------------------------------------------------------------------------------------
@@ -262,6 +299,19 @@ struct DraftTopkArgs {       // log-softmax over V and its K largest, equal logi
   Dtype dtype;
   int32_t num_threads;
   void* workspace;           // CUDA: draft_topk_cuda_workspace_bytes(args) bytes, aligned to 256
+  // Where num_segments is not 0: the logits are those segments of a vocabulary of whole_vocab tokens (see LinearArgs), K is at
+  // most whole_vocab, and `words` gets what draft_topk_merge needs of them; log_probs and token_ids are not written.
+  int64_t* words;            // [B, L, K + num_segments] as vocabulary.h makes them: candidates, best first, then segments
+  int64_t whole_vocab;
+  int32_t first_segment, num_segments;
+};
+
+struct DraftTopkMergeArgs {  // log-softmax and its K largest, from the words of P ranks in order of their segments
+  const int64_t* words;      // [P, B, L, K + 8 / P], P = 1, 2, 4 or 8
+  float* log_probs;          // f32 [B, L, K]
+  int64_t* token_ids;        // [B, L, K]
+  int64_t num_partials, num_rows, num_candidates;   // num_rows = B * L
+  int32_t num_threads;
 };
 
 struct TreeBuildArgs {       // the budget[b] heaviest prefixes, best first; see DraftTree for the outputs
@@ -338,15 +388,18 @@ int pack_int4_cpu(const PackInt4Args&);
 int linear_cpu(const LinearArgs&);
 int rope_cpu(const RopeArgs&);
 int swiglu_cpu(const SwigluArgs&);
+int add_partials_cpu(const AddPartialsArgs&);
 int residual_add_cpu(const ResidualAddArgs&);
 int argmax_cpu(const ArgmaxArgs&);
 int sample_cpu(const SampleArgs&);
+int sample_among_cpu(const SampleAmongArgs&);
 int moe_route_cpu(const MoeRouteArgs&);
 int moe_experts_cpu(const MoeExpertsArgs&);
 int cache_append_cpu(const CacheAppendArgs&);
 int cache_compact_cpu(const CacheCompactArgs&);
 int verify_attn_cpu(const VerifyAttnArgs&);
 int draft_topk_cpu(const DraftTopkArgs&);
+int draft_topk_merge_cpu(const DraftTopkMergeArgs&);
 int tree_build_cpu(const TreeBuildArgs&);
 int tree_rows_cpu(const TreeRowsArgs&);
 int tree_accept_cpu(const TreeAcceptArgs&);
@@ -360,15 +413,18 @@ int pack_int4_cuda(const PackInt4Args&, void* stream);
 int linear_cuda(const LinearArgs&, void* stream);
 int rope_cuda(const RopeArgs&, void* stream);
 int swiglu_cuda(const SwigluArgs&, void* stream);
+int add_partials_cuda(const AddPartialsArgs&, void* stream);
 int residual_add_cuda(const ResidualAddArgs&, void* stream);
 int argmax_cuda(const ArgmaxArgs&, void* stream);
 int sample_cuda(const SampleArgs&, void* stream);
+int sample_among_cuda(const SampleAmongArgs&, void* stream);
 int moe_route_cuda(const MoeRouteArgs&, void* stream);
 int moe_experts_cuda(const MoeExpertsArgs&, void* stream);
 int cache_append_cuda(const CacheAppendArgs&, void* stream);
 int cache_compact_cuda(const CacheCompactArgs&, void* stream);
 int verify_attn_cuda(const VerifyAttnArgs&, void* stream);
 int draft_topk_cuda(const DraftTopkArgs&, void* stream);
+int draft_topk_merge_cuda(const DraftTopkMergeArgs&, void* stream);
 int tree_build_cuda(const TreeBuildArgs&, void* stream);
 int tree_rows_cuda(const TreeRowsArgs&, void* stream);
 int tree_accept_cuda(const TreeAcceptArgs&, void* stream);

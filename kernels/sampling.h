@@ -35,7 +35,8 @@ KDTREE_SAMPLING bool is_temperature(float x) { return x == 0.0f || (x >= kMinTem
 KDTREE_SAMPLING bool is_top_k(int32_t k) { return k >= 0 && k <= kMaxTopK; }
 KDTREE_SAMPLING bool is_top_p(float p) { return p > 0.0f && p <= 1.0f; }
 
-KDTREE_SAMPLING RowSampling row_sampling(const SampleArgs& a, int64_t row) {
+template <class Args>  // SampleArgs or SampleAmongArgs
+KDTREE_SAMPLING RowSampling row_sampling(const Args& a, int64_t row) {
   RowSampling r{};
   const int32_t s = a.stream[row];
   if (s < 0 || s >= a.num_streams || a.position[row] < 0) return r;

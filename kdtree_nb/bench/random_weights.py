@@ -7,6 +7,8 @@ import torch
 from kdtree_nb.hf.config import HfConfig
 from kdtree_nb.hf.plan import part_of
 from kdtree_nb.hf.quantization import Int4Groups
+from kdtree_nb.model.share import Part
+from kdtree_nb.model.source import cut, int4_parts
 
 _NIBBLE_STD = 4.61
 """Standard deviation of the 16 INT4 values."""
@@ -22,19 +24,19 @@ class RandomSource:
         self.config, self.device, self.dtype = config, device, dtype
         self._generator = torch.Generator(device).manual_seed(seed)
 
-    def __call__(self, name: str, *shape: int) -> torch.Tensor:
-        """Normal numbers, or ones for a vector."""
+    def __call__(self, name: str, *shape: int, part: Part | None = None) -> torch.Tensor:
+        """Normal numbers, or ones for a vector. A part is cut from the same whole on every rank."""
         if len(shape) == 1:
             return torch.ones(shape, dtype=self.dtype, device=self.device)
         std = 1.0 if "embed_tokens" in name else shape[-1] ** -0.5
         weight = torch.empty(shape, dtype=self.dtype, device=self.device)
-        return weight.normal_(0.0, std, generator=self._generator)
+        return cut(weight.normal_(0.0, std, generator=self._generator), part)
 
     def float32(self, name: str, *shape: int) -> torch.Tensor:
         """A router's bias: no expert is preferred."""
         return torch.zeros(shape, dtype=torch.float32, device=self.device)
 
-    def int4(self, name: str, *shape: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def int4(self, name: str, *shape: int, part: Part | None = None) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Words i32 [N, K/8] and scales bf16 [N, K/group] of a quantised expert; else None."""
         groups = self.config.quantization
         if not isinstance(groups, Int4Groups) or part_of(name) != "routed experts":
@@ -46,4 +48,6 @@ class RandomSource:
         words = torch.randint(-(2**31), 2**31, (num_out, num_in // 8), dtype=torch.int32, **options)
         scale = torch.empty(num_out, num_in // groups.group_size, dtype=torch.bfloat16, device=self.device)
         mean = num_in**-0.5 / _NIBBLE_STD
-        return words, scale.uniform_(0.5 * mean, 1.5 * mean, generator=self._generator)
+        scale.uniform_(0.5 * mean, 1.5 * mean, generator=self._generator)
+        of_words, of_scales = int4_parts(name, groups, part)
+        return cut(words, of_words), cut(scale, of_scales)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kdtree_nb.drafters import AnyDrafter
     from kdtree_nb.model import Model
+    from kdtree_nb.model.ranks import Ranks
     from kdtree_nb.speculate import Generation
 
 DRAFTERS = ("ngram", "none", "random")
@@ -51,17 +55,37 @@ def budget(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"expected a number of nodes or auto, got {text!r}") from error
 
 
-def load(args: argparse.Namespace) -> Model:
-    """The model that --model, --device and --dtype name."""
+@contextlib.contextmanager
+def ranks(args: argparse.Namespace) -> Iterator[Ranks]:
+    """This process alone or, with --tensor-parallel, one of those that torchrun has started; only rank 0 prints."""
+    from kdtree_nb.model.ranks import ONE_RANK
+
+    if not args.tensor_parallel:
+        yield ONE_RANK
+        return
+    from kdtree_nb.parallel import start
+
+    with contextlib.ExitStack() as stack:
+        group = stack.enter_context(start(args.device))
+        args.device = str(group.device)
+        if group.rank > 0:
+            silent = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            stack.enter_context(contextlib.redirect_stdout(silent))
+        yield group
+
+
+def load(args: argparse.Namespace, ranks: Ranks | None = None) -> Model:
+    """The model that --model, --device and --dtype name, or the share of one of `ranks`."""
     import torch
 
     from kdtree_nb.model import load_model
+    from kdtree_nb.model.ranks import ONE_RANK
 
     try:
         device = torch.device(args.device)
     except RuntimeError as error:
         raise ValueError(f"--device: expected cpu, cuda or cuda:N, got {args.device!r}") from error
-    return load_model(args.model, device, getattr(torch, args.dtype))
+    return load_model(args.model, device, getattr(torch, args.dtype), ranks=ranks or ONE_RANK)
 
 
 def make_drafter(name: str) -> AnyDrafter | None:

@@ -43,20 +43,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--top-p", type=float, metavar="P", help="of those, from the fewest that make up P (default: 1)"
     )
+    parser.add_argument(
+        "--tensor-parallel", action="store_true",
+        help="this process is one of 2, 4 or 8 ranks: torchrun --nproc-per-node 2 -m kdtree_nb generate …",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, metavar="N", help="of the draws; the same seed, the same text (default: 0)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Generate; statistics go to standard error."""
-    from kdtree_nb.speculate import Engine
-
     if args.metrics and not args.json:
         raise ValueError("--metrics: expected --json beside it, got none")
+    if args.tensor_parallel and args.prompt is None:
+        raise ValueError("--tensor-parallel: expected --prompt beside it, which every rank must have, got none")
     sampling = _sampling(args)
     text, source = _prompt(args)
+    with common.ranks(args) as ranks:
+        model = common.load(args, ranks)
+        prompt = _chat(model, text) if args.chat else common.encode(model, text, source)
+        _generate(args, model, text, prompt, sampling)
+    return 0
+
+
+def _generate(args: argparse.Namespace, model: Model, text: str, prompt: list[int], sampling: Sampling) -> None:
+    from kdtree_nb.speculate import Engine
+
     drafter = None if args.ar else common.make_drafter(args.drafter)
-    model = common.load(args)
-    prompt = _chat(model, text) if args.chat else common.encode(model, text, source)
     engine = Engine(
         model, drafter=drafter, budget=args.budget if drafter else 0, max_seq_len=args.max_seq_len, mode=args.mode
     )
@@ -66,20 +78,23 @@ def run(args: argparse.Namespace) -> int:
         metrics = {"metrics": _metrics(engine, generate, prompt, args.max_new_tokens)} if args.metrics else {}
         result = generate(prompt, args.max_new_tokens)
         print(json.dumps({"model": args.model, "prompt": text, **common.generation_json(model, result), **metrics}))
-        return 0
+        return
     printer = TextPrinter(model)
     try:
         result = generate(prompt, args.max_new_tokens, on_step=printer)
     finally:
         printer.finish()
+    if model.ranks.rank == 0:
+        print(_summary(result), file=sys.stderr)
+
+
+def _summary(result: Generation) -> str:
     num_forwards = result.stats.num_target_forwards
     per_forward = f", {result.stats.tokens_per_step:.2f} tokens per forward" if num_forwards else ""
-    print(
+    return (
         f"[{len(result.tokens)} tokens in {num_forwards} target forwards{per_forward}, "
-        f"stopped by {result.finish_reason}]",
-        file=sys.stderr,
+        f"stopped by {result.finish_reason}]"
     )
-    return 0
 
 
 def _metrics(

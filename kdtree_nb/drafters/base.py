@@ -67,8 +67,9 @@ class DeviceDrafter(Protocol):
     def draft_on_device(self, state: StreamState) -> torch.Tensor:
         """Logits f32 or bf16 [S, depth, V] of the tokens at depths 1 … depth, for all S streams of `state`.
 
-        It is captured: it must not look at values, only launch work on the device of `state`, the same every time. The
-        rows of a stream that is not active are not used.
+        Of several ranks each may give those of its part of the vocabulary instead, as the model's head does. It is
+        captured: it must not look at values, only launch work on the device of `state`, the same every time. The rows
+        of a stream that is not active are not used.
         """
         ...
 

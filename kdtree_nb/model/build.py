@@ -2,67 +2,90 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from kdtree_nb.config import ModelConfig
 from kdtree_nb.errors import CheckpointError
 from kdtree_nb.model.mla import Attention
 from kdtree_nb.model.moe import DenseFeedForward, MoeFeedForward
+from kdtree_nb.model.ranks import ONE_RANK, Ranks
 from kdtree_nb.model.rotary import rope_table
+from kdtree_nb.model.share import Part, Range, Share
 from kdtree_nb.model.source import Source
 from kdtree_nb.model.transformer import Layer, Model
 from kdtree_nb.native import ops
 
 
-def build(config: ModelConfig, read: Source) -> Model:
-    """Read and pack all weights. Raises CheckpointError from `read`."""
+class Build(NamedTuple):
+    """What a model is built of: its configuration, where its weights are, and which of them this process holds."""
+
+    config: ModelConfig
+    read: Source
+    ranks: Ranks
+    share: Share
+
+
+def build(config: ModelConfig, read: Source, ranks: Ranks = ONE_RANK) -> Model:
+    """Read and pack the weights that this rank holds. Raises CheckpointError from `read`, and ValueError where a
+    dimension does not split over the ranks."""
     V, D = config.vocab_size, config.hidden_size
+    of = Build(config, read, ranks, Share.of(config, ranks.rank, ranks.num_ranks))
     cos_sin = rope_table(config, read.device)
     embedding = read("model.embed_tokens.weight", V, D)
     if embedding.device.type == "cpu":
         embedding = embedding.clone()  # it may be mapped from a file, which is then free to go
-    layers = [_layer(config, read, i, cos_sin) for i in range(config.num_hidden_layers)]
+    layers = [_layer(of, i, cos_sin) for i in range(config.num_hidden_layers)]
     norm = read("model.norm.weight", D).clone()
-    head = embedding if config.tie_word_embeddings else read("lm_head.weight", V, D)
-    return Model(config, embedding, layers, norm, ops.pack_linear(head))
+    begin, end = of.share.vocab
+    tied = config.tie_word_embeddings
+    head = embedding[begin:end] if tied else read("lm_head.weight", V, D, part=Part(0, of.share.vocab))
+    return Model(config, embedding, layers, norm, ops.pack_linear(head), ranks)
 
 
-def _layer(config: ModelConfig, read: Source, index: int, cos_sin: torch.Tensor) -> Layer:
+def _layer(of: Build, index: int, cos_sin: torch.Tensor) -> Layer:
     prefix = f"model.layers.{index}."
-    feed_forward = _dense if config.is_dense_layer(index) else _moe
-    return Layer(_attention(config, read, index, cos_sin), feed_forward(config, read, prefix))
+    feed_forward = _dense if of.config.is_dense_layer(index) else _moe
+    return Layer(_attention(of, index, cos_sin), feed_forward(of, prefix))
 
 
-def _attention(config: ModelConfig, read: Source, index: int, cos_sin: torch.Tensor) -> Attention:
+def _attention(of: Build, index: int, cos_sin: torch.Tensor) -> Attention:
+    config, read, heads = of.config, of.read, of.share.heads
     H, D, C, v = config.num_attention_heads, config.hidden_size, config.kv_lora_rank, config.v_head_dim
     Q, name = config.q_lora_rank, f"model.layers.{index}.self_attn."
-    q_rows = H * config.q_head_dim
+    q_rows, q_part = H * config.q_head_dim, Part(0, heads.times(config.q_head_dim))
+    kv_rows = config.qk_nope_head_dim + v
     return Attention(
         config,
         layer=index,
+        num_heads=heads.length,
+        ranks=of.ranks,
         norm=read(f"model.layers.{index}.input_layernorm.weight", D).clone(),
-        q_proj=read(name + "q_proj.weight", q_rows, D) if Q is None else read(name + "q_b_proj.weight", q_rows, Q),
+        q_proj=read(name + f"{'q_proj' if Q is None else 'q_b_proj'}.weight", q_rows, Q or D, part=q_part),
         kv_a=read(name + "kv_a_proj_with_mqa.weight", config.latent_dim, D),
         kv_norm=read(name + "kv_a_layernorm.weight", C).clone(),
-        kv_b=read(name + "kv_b_proj.weight", H * (config.qk_nope_head_dim + v), C),
-        o_proj=read(name + "o_proj.weight", D, H * v),
+        kv_b=read(name + "kv_b_proj.weight", H * kv_rows, C, part=Part(0, heads.times(kv_rows))),
+        o_proj=read(name + "o_proj.weight", D, H * v, part=Part(1, heads.times(v))),
         cos_sin=cos_sin,
         q_a=None if Q is None else read(name + "q_a_proj.weight", Q, D),
         q_norm=None if Q is None else read(name + "q_a_layernorm.weight", Q).clone(),
     )
 
 
-def _dense(config: ModelConfig, read: Source, prefix: str) -> DenseFeedForward:
-    norm = read(prefix + "post_attention_layernorm.weight", config.hidden_size).clone()
-    return DenseFeedForward(config, norm, *_gated(config, read, prefix + "mlp.", config.intermediate_size))
+def _dense(of: Build, prefix: str) -> DenseFeedForward:
+    norm = of.read(prefix + "post_attention_layernorm.weight", of.config.hidden_size).clone()
+    weights = _gated(of, prefix + "mlp.", of.config.intermediate_size, of.share.dense)
+    return DenseFeedForward(of.config, norm, *weights, of.ranks)
 
 
-def _moe(config: ModelConfig, read: Source, prefix: str) -> MoeFeedForward:
+def _moe(of: Build, prefix: str) -> MoeFeedForward:
+    config, read = of.config, of.read
     D, E = config.hidden_size, config.n_routed_experts
     norm = read(prefix + "post_attention_layernorm.weight", D).clone()
     router = read(prefix + "mlp.gate.weight", E, D)
     bias = _router_bias(read, prefix + "mlp.gate.e_score_correction_bias", E) if config.use_router_bias else None
-    return MoeFeedForward(config, norm, router, _experts(config, read, prefix + "mlp."), bias)
+    return MoeFeedForward(config, norm, router, _experts(of, prefix + "mlp."), bias, of.ranks)
 
 
 def _router_bias(read: Source, name: str, num_experts: int) -> torch.Tensor:
@@ -75,15 +98,15 @@ def _router_bias(read: Source, name: str, num_experts: int) -> torch.Tensor:
     return bias
 
 
-def _experts(config: ModelConfig, read: Source, prefix: str) -> ops.PackedExperts:
+def _experts(of: Build, prefix: str) -> ops.PackedExperts:
     """Experts put into their places one by one, so that a layer never lies in memory twice."""
-    width = config.moe_intermediate_size
-    routed = _int4_experts(config, read, prefix) or _float_experts(config, read, prefix)
+    width, shared_width = of.share.routed.length, of.share.shared.length
+    routed = _int4_experts(of, prefix) or _float_experts(of, prefix)
     gate_up, down, gate_up_scale, down_scale = routed
-    if not config.n_shared_experts:
+    if not of.config.n_shared_experts:
         return ops.PackedExperts(gate_up, down, None, None, width, 0, gate_up_scale, down_scale)
-    shared_width = config.shared_intermediate_size
-    gate, up, lower = _gated(config, read, prefix + "shared_experts.", shared_width)
+    whole_width = of.config.shared_intermediate_size
+    gate, up, lower = _gated(of, prefix + "shared_experts.", whole_width, of.share.shared)
     shared_gate_up, shared_down = ops.pack_linear(torch.cat([gate, up])).data, ops.pack_linear(lower).data
     return ops.PackedExperts(gate_up, down, shared_gate_up, shared_down, width, shared_width, gate_up_scale, down_scale)
 
@@ -92,22 +115,24 @@ Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | N
 """gate_up, down, gate_up_scale and down_scale of PackedExperts."""
 
 
-def _float_experts(config: ModelConfig, read: Source, prefix: str) -> Routed:
-    gate_up, down = _Places(config.n_routed_experts), _Places(config.n_routed_experts)
-    for e in range(config.n_routed_experts):
-        gate, up, lower = _gated(config, read, f"{prefix}experts.{e}.", config.moe_intermediate_size)
+def _float_experts(of: Build, prefix: str) -> Routed:
+    num_experts, width = of.config.n_routed_experts, of.config.moe_intermediate_size
+    gate_up, down = _Places(num_experts), _Places(num_experts)
+    for e in range(num_experts):
+        gate, up, lower = _gated(of, f"{prefix}experts.{e}.", width, of.share.routed)
         gate_up.put(e, ops.pack_linear(torch.cat([gate, up])).data[0])
         down.put(e, ops.pack_linear(lower).data[0])
     return gate_up.whole, down.whole, None, None
 
 
-def _int4_experts(config: ModelConfig, read: Source, prefix: str) -> Routed | None:
+def _int4_experts(of: Build, prefix: str) -> Routed | None:
     """INT4 experts as they are stored; None if this layer's are not INT4."""
-    shapes = _gated_shapes(config, config.moe_intermediate_size)
-    places = [_Places(config.n_routed_experts) for _ in range(4)]
+    weights = _gated_weights(of.config, of.config.moe_intermediate_size, of.share.routed)
+    num_experts = of.config.n_routed_experts
+    places = [_Places(num_experts) for _ in range(4)]
     dtypes: set[torch.dtype] = set()
-    for e in range(config.n_routed_experts):
-        parts = [read.int4(f"{prefix}experts.{e}.{name}", *shape) for name, shape in shapes.items()]
+    for e in range(num_experts):
+        parts = [of.read.int4(f"{prefix}experts.{e}.{name}", *shape, part=part) for name, shape, part in weights]
         if any(part is None for part in parts):
             if all(part is None for part in parts) and e == 0:
                 return None
@@ -135,15 +160,19 @@ class _Places:
         self.count, self.whole = count, torch.empty(0)
 
     def put(self, index: int, part: torch.Tensor) -> None:
-        if not self.whole.numel():
+        if index == 0:
             self.whole = part.new_empty((self.count, *part.shape))
         self.whole[index] = part
 
 
-def _gated_shapes(config: ModelConfig, width: int) -> dict[str, tuple[int, int]]:
-    D = config.hidden_size
-    return {"gate_proj.weight": (width, D), "up_proj.weight": (width, D), "down_proj.weight": (D, width)}
+def _gated_weights(config: ModelConfig, width: int, held: Range) -> list[tuple[str, tuple[int, int], Part]]:
+    """Names, shapes and parts of the weights of a block of `width`, of which a range is held here."""
+    up, down = (width, config.hidden_size), (config.hidden_size, width)
+    names = [("gate_proj.weight", up), ("up_proj.weight", up), ("down_proj.weight", down)]
+    return [(name, shape, Part(int(shape is down), held)) for name, shape in names]
 
 
-def _gated(config: ModelConfig, read: Source, prefix: str, width: int) -> tuple[torch.Tensor, ...]:
-    return tuple(read(prefix + name, *shape) for name, shape in _gated_shapes(config, width).items())
+def _gated(of: Build, prefix: str, width: int, held: Range) -> tuple[torch.Tensor, ...]:
+    return tuple(
+        of.read(prefix + name, *shape, part=part) for name, shape, part in _gated_weights(of.config, width, held)
+    )

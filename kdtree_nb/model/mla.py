@@ -6,6 +6,7 @@ import torch
 
 from kdtree_nb.config import ModelConfig
 from kdtree_nb.model.latent_cache import LatentCache
+from kdtree_nb.model.ranks import ONE_RANK, Ranks
 from kdtree_nb.native import ops
 from kdtree_nb.tree import DraftTree
 
@@ -20,14 +21,18 @@ class Attention:
 
     With a query latent (q_lora_rank Q), q_a [Q, D] takes the place of q_proj in that matrix, rows Q | C | R, and
     q_proj [H*(nope+rope), Q] is applied to norm(q_a x), with q_norm [Q].
+
+    num_heads: H, the heads that this rank has; default: all
     """
 
     def __init__(
         self, config: ModelConfig, layer: int, norm: torch.Tensor, q_proj: torch.Tensor, kv_a: torch.Tensor,
         kv_norm: torch.Tensor, kv_b: torch.Tensor, o_proj: torch.Tensor, cos_sin: torch.Tensor,
-        q_a: torch.Tensor | None = None, q_norm: torch.Tensor | None = None,
+        q_a: torch.Tensor | None = None, q_norm: torch.Tensor | None = None, num_heads: int | None = None,
+        ranks: Ranks = ONE_RANK,
     ) -> None:  # fmt: skip
-        H, nope, rope = config.num_attention_heads, config.qk_nope_head_dim, config.qk_rope_head_dim
+        H = config.num_attention_heads if num_heads is None else num_heads
+        nope, rope = config.qk_nope_head_dim, config.qk_rope_head_dim
         C, v = config.kv_lora_rank, config.v_head_dim
         self.layer = layer
         self.eps, self.latent_eps, self.scale = config.rms_norm_eps, config.attention_eps, config.softmax_scale
@@ -42,7 +47,7 @@ class Attention:
         self.w_vc = ops.pack_linear(w_vc.contiguous())
         self.o_proj = ops.pack_linear(o_proj)
         self.num_heads, self.nope_dim, self.rope_dim, self.latent_dim = H, nope, rope, C
-        self.value_dim = H * v
+        self.value_dim, self.whole_value_dim, self.ranks = H * v, config.num_attention_heads * v, ranks
 
     def __call__(
         self, x: torch.Tensor, rows: ops.Rows, tree: DraftTree, cache: LatentCache, prefix_len: torch.Tensor
@@ -61,7 +66,7 @@ class Attention:
         cache.append(self.layer, latent, k_rope.squeeze(1), rows)
         attended = ops.verify_attn(q_latent, q_rope, cache.layers[self.layer], rows, tree, prefix_len, self.scale)
         value = ops.linear_heads(attended, self.w_vc, used)
-        return ops.linear(value.view(-1, self.value_dim), self.o_proj, x, num_rows=used)
+        return self.ranks.linear(value.view(-1, self.value_dim), self.o_proj, self.whole_value_dim, x, used)
 
     def split(self, q_kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Views of the T joint rows: q [T, H*(nope+R)] or [T, Q], latent [T, C], k_rope [T, 1, R]."""

@@ -11,6 +11,7 @@ from kdtree_nb.config import ModelConfig
 from kdtree_nb.model.hf_tokenizer import Tokenizer
 from kdtree_nb.model.latent_cache import LatentCache
 from kdtree_nb.model.mla import Attention
+from kdtree_nb.model.ranks import ONE_RANK, Ranks
 from kdtree_nb.model.tokenizer import ByteTokenizer
 from kdtree_nb.native import ops
 from kdtree_nb.tree import DraftTree
@@ -25,13 +26,17 @@ class Layer:
 
 
 class Model:
-    """An MLA + MoE decoder over the rows of a step. embedding [V, D], norm [D], head packed [V, D]."""
+    """An MLA + MoE decoder over the rows of a step. embedding [V, D], norm [D], head packed [V, D].
+
+    Of several `ranks` each has a share of the heads, of the widths and of the head's rows; the embedding, the norms,
+    the routers and the latent cache are the same on all.
+    """
 
     def __init__(
         self, config: ModelConfig, embedding: torch.Tensor, layers: list[Layer], norm: torch.Tensor,
-        head: ops.PackedLinear,
+        head: ops.PackedLinear, ranks: Ranks = ONE_RANK,
     ) -> None:  # fmt: skip
-        self.config = config
+        self.config, self.ranks = config, ranks
         self.embedding, self.layers, self.norm, self.head = embedding, layers, norm, head
         self.dtype, self.device = embedding.dtype, embedding.device
         self.tokenizer: Tokenizer = ByteTokenizer()
@@ -53,7 +58,8 @@ class Model:
     ) -> torch.Tensor | None:  # fmt: skip
         """Logits f32 [T, V] of the T rows of `tree` (see `ops.tree_rows`), or None where they are not needed.
 
-        Of padded rows (`ops.tree_rows_padded`) only those in use have logits.
+        Of padded rows (`ops.tree_rows_padded`) only those in use have logits. Of several ranks each has those of its
+        part of the vocabulary (`ranks.all_logits`).
 
         Row t attends to its stream's first prefix_len [S] slots, to its ancestors and to itself. Every row is appended
         to the cache at slot prefix_len + node. Raises ValueError on a token outside the vocabulary or a full cache.

@@ -17,7 +17,8 @@ SCORINGS = {"softmax": 0, "sigmoid": 1}
 
 _NUMPY = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64), "i64": np.dtype(np.int64),
           "i32": np.dtype(np.int32), "u8": np.dtype(np.uint8), "bf16": np.dtype(np.uint16)}  # fmt: skip
-_DEFAULTS = {"num_threads": 1, "weights_settled": False, "ids_per_row": 1}
+_DEFAULTS = {"num_threads": 1, "weights_settled": False, "ids_per_row": 1, "first_segment": 0, "num_segments": 0,
+             "whole_in": 0, "whole_width": 0, "whole_shared_width": 0, "whole_vocab": 0}  # fmt: skip
 _OPTIONAL_SIZES = ("shared_width", "num_ids", "num_groups", "topk_groups")
 
 

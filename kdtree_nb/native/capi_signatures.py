@@ -24,9 +24,12 @@ TEXT = {
     "x_row_stride=H*R x_head_stride=R",
     "swiglu": "gate_up[T 2*I] -> out[T I] ; num_rows=T dim=I",
     "residual_add": "x[T D] y[T D] -> out[T D] ; num_rows=T dim=D",
+    "add_partials": "partials[P T D] residual?[T D] -> out[T D] ; num_partials=P num_rows=T dim=D",
     "argmax": "logits[T V] -> token[T] ; num_rows=T vocab_size=V",
     "sample": "logits[T V] stream[T] position[T] temperature[S] top_k[S] top_p[S] seed[S] -> token[T] ; num_rows=T "
     "vocab_size=V num_streams=S",
+    "sample_among": "words[T M] largest[T] stream[T] position[T] temperature[S] top_k[S] top_p[S] seed[S] -> word[T] ; "
+    "num_rows=T num_words=M vocab_size=V num_streams=S",
     "moe_route": "logits[T E] bias?[E] -> expert_id[T A] weight[T A] ; num_rows=T num_experts=E top_k=A "
     "num_groups=G topk_groups=F",
     "moe_experts": "x[T D] expert_id[T A] weight[T A] gate_up{E 2*I D} down{E D I} shared_gate_up?{1 2*S D} "
@@ -39,6 +42,7 @@ TEXT = {
     "prefix_len[S] -> out[T H C] ; num_rows=T num_heads=H latent_dim=C rope_dim=R num_streams=S num_slots=P "
     "num_tree_slots=N",
     "draft_topk": "logits[T V] -> log_probs[T K] token_ids[T K] ; num_rows=T vocab_size=V num_candidates=K",
+    "draft_topk_merge": "words[P T W] -> log_probs[T K] token_ids[T K] ; num_partials=P num_rows=T num_candidates=K",
     "tree_build": "log_probs[B L K] token_ids[B L K] bonus[B] budget[B] -> token[B M+1] parent[B M+1] depth[B M+1] "
     "log_prob[B M+1] ancestor_bits[B M+1 M//64+1] num_nodes[B] status[B] ; num_streams=B max_depth=L "
     "num_candidates=K max_budget=M",

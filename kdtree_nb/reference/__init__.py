@@ -4,6 +4,7 @@ Arrays are float64 unless told otherwise. Functions have the names of the native
 that round take `rounding`: `exact` (default) or `round_bf16`.
 """
 
+from kdtree_nb.reference.add_partials import add_partials
 from kdtree_nb.reference.argmax import argmax
 from kdtree_nb.reference.cache import cache_append, cache_compact
 from kdtree_nb.reference.dequantize_int4 import dequantize_int4
@@ -30,6 +31,7 @@ from kdtree_nb.reference.tree_build import tree_build
 from kdtree_nb.reference.tree_rows import Rows, tree_rows, tree_rows_padded
 from kdtree_nb.reference.verify_attn import verify_attn, visible_slots
 from kdtree_nb.reference.weights import Weights
+from kdtree_nb.reference.words import draft_topk_merge, sample_among, segment_words, words_of
 
 __all__ = [
     "DecodeState",
@@ -43,6 +45,7 @@ __all__ = [
     "Streams",
     "Tree",
     "Weights",
+    "add_partials",
     "all_prefixes",
     "argmax",
     "cache_append",
@@ -50,6 +53,7 @@ __all__ = [
     "chain_trees",
     "dequantize_int4",
     "draft_topk",
+    "draft_topk_merge",
     "embed",
     "exact",
     "feed_forward",
@@ -72,6 +76,8 @@ __all__ = [
     "rope_table",
     "round_bf16",
     "sample",
+    "sample_among",
+    "segment_words",
     "step_commit",
     "swiglu",
     "tree_accept",
@@ -82,4 +88,5 @@ __all__ = [
     "verify_attn",
     "visibility",
     "visible_slots",
+    "words_of",
 ]

@@ -233,7 +233,7 @@ class Batch:
             stream.record_step(num_nodes, len(accepted), len(emitted[-1]))
             if stream.keeps_logits:
                 rows = [first_row + node for node in (0, *accepted)]
-                stream.logits.append(verified.logits[rows[: len(emitted[-1])]])
+                stream.logits.append(self.all_logits(verified.logits[rows[: len(emitted[-1])]]))
             first_row += num_nodes
         if any(stream.finish_reason for stream in streams):
             self._select()
@@ -259,6 +259,10 @@ class Batch:
             self.cache.compact(self.prefix_len, accepted.path, accepted.num_accepted)
         self.prefix_len.add_(accepted.num_accepted).add_(self.active)
         self.bonus = accepted.next_token if self.all_running else accepted.next_token.clamp_(min=0)
+
+    def all_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits f32 [n, V] of the whole vocabulary, of which each of several ranks has a part."""
+        return self.model.ranks.all_logits(logits, self.model.config.vocab_size)
 
     def close(self) -> None:
         """Let go of what the batch holds; nothing here. Also called after an error."""

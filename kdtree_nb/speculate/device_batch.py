@@ -161,10 +161,10 @@ class DeviceBatch(Batch):
         """Why the running streams' trees were refused: what the drafter says again, now looked at."""
         logits = self.drafter.draft_on_device(self.forward.state)
         place = [stream.seat for stream in self.running]
-        drafts = (
-            values[place]
-            for values in ops.draft_topk(logits, self.mode.num_candidates(self.max_budget, logits.shape[2]))
-        )
+        vocab_size = self.model.config.vocab_size
+        num_candidates = self.mode.num_candidates(self.max_budget, vocab_size)
+        drafts = self.model.ranks.draft_topk(logits, vocab_size, num_candidates)
+        drafts = (values[place] for values in drafts)
         return candidates_error(self, DraftCandidates(*drafts), ValueError("expected candidates of a tree, got others"))
 
     def _watch(
@@ -179,7 +179,7 @@ class DeviceBatch(Batch):
         for stream, path, tokens in zip(streams, paths, emitted, strict=True):
             if stream.keeps_logits:
                 rows = [begin[stream.seat] + node for node in (0, *path)]
-                stream.logits.append(result.logits[rows[: len(tokens)]])
+                stream.logits.append(self.all_logits(result.logits[rows[: len(tokens)]]))
         if self.on_step:
             tree = tree or self._step_tree(runner, num_nodes, bonus)
             target_token = torch.full_like(tree.token, -1)
@@ -198,9 +198,6 @@ class DeviceBatch(Batch):
         return DraftTree(torch.tensor(bonus)[:, None], r.parent, r.depth, r.log_prob, r.ancestor_bits, counts)
 
     def close(self) -> None:
-        """Wait for what is still in flight, so that the memory may be used again; an interrupt may have come before it
-        was noted."""
+        """Wait for what is still in flight, so that the memory may be used again."""
         while self._in_flight:
             self.wait()
-        if self.model.device.type == "cuda":
-            torch.cuda.current_stream(self.model.device).synchronize()

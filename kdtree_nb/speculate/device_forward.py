@@ -63,7 +63,7 @@ class DeviceForward:
         text = torch.zeros(S, P, dtype=torch.int64, device=self.device)
         self.state = ops.StreamState(prefix_len, bonus, remaining, active, text)
         self.is_stop = torch.zeros(V, dtype=torch.bool, device=self.device)
-        self.choose = Chooser(S, self.device)
+        self.choose = Chooser(S, model)
         self.features = Features(model, cache)
         self._addresses = addresses(model)
         self._storages = [t.untyped_storage() for t in model.tensors()]  # captured steps read them: they must stay
@@ -155,15 +155,15 @@ class DeviceForward:
 
         def plan() -> Plan:
             depth = torch.arange(1, drafter.depth + 1, dtype=torch.int32, device=self.device)[None, :, None]
-            sizes = max_budget, depth, len(self.is_stop), mode
-            make_tree = functools.partial(drafted_trees, drafter, self.state, self.budget, *sizes)
+            sizes = max_budget, depth, mode
+            make_tree = functools.partial(drafted_trees, self.model, drafter, self.state, self.budget, *sizes)
             return Plan(make_tree, min(max_budget, drafter.depth), max_budget + 1)
 
         return self._runner((id(drafter), max_budget, mode.is_chain, id(mode.cutter)), plan)
 
     def _runner(self, key: Hashable, plan: Callable[[], Plan]) -> StepRunner:
         """The kept runner, or a new one, captured while no stream is active: its first run changes nothing."""
-        key = key, self.choose.is_greedy, id(self.features.reader)
+        key = key, self.choose.kind, id(self.features.reader)
         if key not in self._runners:
             if len(self._runners) == MAX_RUNNERS:
                 self._runners.clear()

@@ -61,21 +61,22 @@ def root_trees(state: ops.StreamState) -> DraftTree:
 
 
 def drafted_trees(
-    drafter: DeviceDrafter, state: ops.StreamState, budget: torch.Tensor, max_budget: int, depth: torch.Tensor,
-    vocab_size: int, mode: Mode,
+    model: Model, drafter: DeviceDrafter, state: ops.StreamState, budget: torch.Tensor, max_budget: int,
+    depth: torch.Tensor, mode: Mode,
 ) -> DraftTree:  # fmt: skip
     """The trees of a drafter on the device: budget i32 [S], depth i32 [1, L, 1] = 1 … L.
 
     No node lies deeper than its stream may still emit. NaN logits give an active stream a tree of no nodes, which
     step_commit reports. Raises ValueError for logits of another shape.
     """
-    logits = drafter.draft_on_device(state)
+    logits, vocab_size = drafter.draft_on_device(state), model.config.vocab_size
     expected = [len(budget), depth.shape[1], vocab_size]
-    if list(logits.shape) != expected:
+    if list(logits.shape) not in (expected, [*expected[:2], model.head.num_out]):
         raise ValueError(
             f"draft: {type(drafter).__name__}: expected logits [S, L, V] = {expected}, got {list(logits.shape)}"
         )
-    log_probs, token_ids = ops.draft_topk(logits, mode.num_candidates(max_budget, vocab_size))
+    num_candidates = mode.num_candidates(max_budget, vocab_size)
+    log_probs, token_ids = model.ranks.draft_topk(logits, vocab_size, num_candidates)
     log_probs.masked_fill_(depth >= state.remaining[:, None, None], -torch.inf)
     tree = ops.tree_build(log_probs, token_ids, state.bonus, budget, max_budget)
     tree.num_nodes.mul_(state.active)

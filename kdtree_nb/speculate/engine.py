@@ -150,6 +150,7 @@ class Engine:
             )
         stop = self.model.config.eos_token_ids if stop_token_ids is None else stop_token_ids
         chosen = check_samplings(sampling, 1)[0]
+        self._agree("submit (prompt and options)", prompt, count, nodes, return_logits, stop, chosen)
         stream = self._stream(-1, prompt, count, nodes, chosen, check_stop_tokens(stop), return_logits)
         return self._streams.submit(stream, self._no_logits(return_logits))
 
@@ -191,6 +192,7 @@ class Engine:
     ) -> Generation | list[Generation]:  # fmt: skip
         prompts, is_single = check_prompts(prompt_ids, self.model.config.vocab_size, self.max_seq_len)
         stop = self.model.config.eos_token_ids if stop_token_ids is None else stop_token_ids
+        self._agree("generate (prompts and options)", prompts, max_new_tokens, budget, return_logits, stop, sampling)
         mode = self._mode(budget, len(prompts))
         budget = mode.cutter.max_budget if mode.cutter else budget
         counts = check_counts("max_new_tokens", max_new_tokens, len(prompts))
@@ -212,10 +214,21 @@ class Engine:
         results = [s.result(batch.seconds, no_logits) for s in streams]
         return results[0] if is_single else results
 
+    def _agree(self, what: str, *asked: object) -> None:
+        """Raises RankError where another of several ranks was asked for something else."""
+        if self.model.ranks.num_ranks > 1:
+            drafter = type(self.drafter).__name__
+            self.model.ranks.agree(what, repr((asked, drafter, self._is_chain, self._kind.name, self.max_seq_len)))
+
     def _mode(self, budget: int | str | Sequence[int], num_streams: int) -> Mode:
         """How the budget is spent; with a cutter where it is "auto"."""
         if not isinstance(budget, str) or budget != AUTO:
             return Mode(self._is_chain)
+        if self.model.ranks.num_ranks > 1:
+            raise ValueError(
+                'generate_ddtree: expected a number as budget on several ranks, got "auto", by which each would follow '
+                "a cost model of its own"
+            )
         if self.drafter is None:
             raise ValueError('generate_ddtree: expected a drafter for budget "auto", got none: Engine(drafter=…)')
         if self._auto is None:

@@ -13,7 +13,7 @@ from kdtree_nb.model import LatentCache, Model
 from kdtree_nb.native import ops
 from kdtree_nb.native.capture import Capture
 from kdtree_nb.speculate.features import Features
-from kdtree_nb.speculate.sampling import Choose, Chooser, greedy
+from kdtree_nb.speculate.sampling import Choose, Chooser
 from kdtree_nb.tree import DraftTree
 
 MAX_CAPTURED_ROWS = 33
@@ -35,16 +35,18 @@ class Choice(NamedTuple):
 
 
 def forward(
-    model: Model, cache: LatentCache, prefix_len: torch.Tensor, tree: DraftTree, choose: Choose = greedy,
+    model: Model, cache: LatentCache, prefix_len: torch.Tensor, tree: DraftTree, choose: Choose | None = None,
     layers: tuple[int, ...] = (),
 ) -> Choice:  # fmt: skip
     """One forward over the rows of `tree` behind the first prefix_len i32 [S] slots of `cache`.
 
+    choose: by default the argmax
     layers: those whose output is kept
     """
     rows, hidden = ops.tree_rows(tree, prefix_len), dict.fromkeys(layers)
     logits = model.forward(rows, tree, cache, prefix_len, hidden=hidden)
-    return Choice(logits, choose(logits, rows), tuple(hidden.values()))
+    token = choose(logits, rows) if choose else model.ranks.argmax(logits, model.config.vocab_size, rows.num_rows)
+    return Choice(logits, token, tuple(hidden.values()))
 
 
 class TreeForward:
@@ -53,12 +55,13 @@ class TreeForward:
     def __init__(self, model: Model, cache: LatentCache, prefix_len: torch.Tensor) -> None:
         self.model, self.cache, self.prefix_len = model, cache, prefix_len
         self.tree_device = model.device
-        self.choose = Chooser(len(prefix_len), model.device)
+        self.choose = Chooser(len(prefix_len), model)
         self.features = Features(model, cache)
         self._forward = functools.partial(forward, model, cache, prefix_len, choose=self.choose)
         self._addresses = addresses(model)
         self._storages = [t.untyped_storage() for t in model.tensors()]  # captured calls read them: they must stay
-        self._max_captured_rows = MAX_CAPTURED_ROWS if model.device.type == "cpu" else 0
+        is_captured = model.device.type == "cpu" and model.ranks.only_ops
+        self._max_captured_rows = MAX_CAPTURED_ROWS if is_captured else 0
         self._captures: dict[Hashable, tuple[DraftTree, Capture[Choice]]] = {}
 
     @classmethod
@@ -89,7 +92,7 @@ class TreeForward:
         layers = self.features.layers
         if num_rows > self._max_captured_rows:
             return self._forward(tree, layers=layers)
-        shape = (tree.max_budget, num_rows, torch.get_num_threads(), self.choose.is_greedy, layers)
+        shape = (tree.max_budget, num_rows, torch.get_num_threads(), self.choose.kind, layers)
         if shape not in self._captures:
             if len(self._captures) == MAX_CAPTURES:
                 self._captures.clear()

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from kdtree_nb.config import MAX_TOP_K
+from kdtree_nb.model import Model
+from kdtree_nb.model.ranks import SampleBy
 from kdtree_nb.native import ops
 from kdtree_nb.native.devices import put
 
@@ -62,16 +64,17 @@ class Sampling:
         _require(0 < top_p <= 1 and self.top_p <= 1, "top_p", "a number above 0 and at most 1", self.top_p)
         _require(_is_integer(self.seed, 2**63 - 1), "seed", "an integer of 0 … 2^63 - 1", self.seed)
 
+    def num_kept(self, vocab_size: int) -> int:
+        """The most tokens that take part in a draw; 0 where all do."""
+        is_cut = _float32(self.top_p) < 1
+        wanted = self.top_k or (MAX_TOP_K if is_cut else 0)
+        return min(wanted, vocab_size) if is_cut or wanted < vocab_size else 0
+
 
 GREEDY = Sampling(temperature=0.0)
 
 Choose = Callable[[torch.Tensor, ops.Rows], torch.Tensor]
 """From logits f32 [T, V] and their rows to the token i64 [T] after each; -1 for a row with a NaN."""
-
-
-def greedy(logits: torch.Tensor, rows: ops.Rows) -> torch.Tensor:
-    """The argmax of each row."""
-    return ops.argmax(logits, rows.num_rows)
 
 
 def check_samplings(sampling: Any, num_streams: int) -> list[Sampling]:
@@ -85,26 +88,34 @@ def check_samplings(sampling: Any, num_streams: int) -> list[Sampling]:
 
 
 class Chooser:
-    """A `Choose` by the parameters of S streams: greedy where no stream samples.
+    """A `Choose` by the parameters of S streams: greedy where no stream samples. Several ranks choose together.
 
     The parameters lie on the device, so that a captured choice takes those of the next text.
     """
 
-    def __init__(self, num_streams: int, device: torch.device) -> None:
-        self.is_greedy = True
+    def __init__(self, num_streams: int, model: Model) -> None:
+        self.is_greedy, self._max_kept = True, 0
+        self._ranks, self._vocab_size = model.ranks, model.config.vocab_size
         self._parameters = [
-            torch.zeros(num_streams, dtype=dtype, device=device)
+            torch.zeros(num_streams, dtype=dtype, device=model.device)
             for dtype in (torch.float32, torch.int32, torch.float32, torch.int64)
         ]
 
     def set(self, samplings: list[Sampling]) -> None:
         """Choose as `samplings` say from now on, one for each stream."""
         self.is_greedy = all(sampling.temperature == 0 for sampling in samplings)
+        self._max_kept = max(sampling.num_kept(self._vocab_size) for sampling in samplings)
         columns = zip(*(dataclasses.astuple(sampling) for sampling in samplings), strict=True)
         for tensor, column in zip(self._parameters, columns, strict=True):
             put(tensor, column)
 
+    @property
+    def kind(self) -> tuple[bool, int]:
+        """What a captured choice is made for: greedy or not and, of several ranks, how many tokens each names."""
+        return self.is_greedy, 0 if self._ranks.num_ranks == 1 else self._max_kept
+
     def __call__(self, logits: torch.Tensor, rows: ops.Rows) -> torch.Tensor:
         if self.is_greedy:
-            return greedy(logits, rows)
-        return ops.sample(logits, rows.stream, rows.position, *self._parameters, rows.num_rows)
+            return self._ranks.argmax(logits, self._vocab_size, rows.num_rows)
+        by = SampleBy(rows.stream, rows.position, *self._parameters, self._max_kept)
+        return self._ranks.sample(logits, self._vocab_size, by, rows.num_rows)

@@ -13,6 +13,7 @@
 
 #include "../int4_layout.h"
 #include "../op_args.h"
+#include "../segments.h"
 #include "../status_text.h"
 #include "capture.h"
 
@@ -146,6 +147,18 @@ inline void expect_groups(const char* op, int64_t num_experts, int64_t top_k, in
                ": num_groups: expected whole groups of at least 2 of ", num_experts, " experts, got ", num_groups);
   expect_range(op, "topk_groups", topk_groups, 1, num_groups);
   expect_range(op, "top_k", top_k, 1, topk_groups * (num_experts / num_groups));
+}
+
+// A rank's share of a reduction, see SegmentShare; num_segments 0 is none.
+inline SegmentShare expect_share(const char* op, const char* name, int64_t length, int64_t whole, int64_t first,
+                                 int64_t count) {
+  expect_range(op, name, whole, 0, kMaxSize);
+  expect_range(op, "first_segment", first, 0, kNumSegments - 1);
+  expect_range(op, "num_segments", count, 0, kNumSegments);
+  const SegmentShare share{whole, int(first), int(count)};
+  KDTREE_CHECK(share.fits(length), op, ": ", name, ": expected segments ", first, " … ", first + count - 1, " of ", whole,
+               " elements, a node of the tree, to have the length given, got ", length);
+  return share;
 }
 
 inline void expect_at_least(const char* op, const char* name, int64_t value, int64_t low) {

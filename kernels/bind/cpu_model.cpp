@@ -5,6 +5,7 @@
 #include <optional>
 #include <tuple>
 
+#include "../partials.h"
 #include "checks.h"
 
 #define KDTREE_LIBRARY_IMPL_(ns, key, m) TORCH_LIBRARY_IMPL(ns, key, m)
@@ -70,7 +71,7 @@ bool expect_weight(const char* op, const char* name, const Tensor& t, at::Scalar
 }
 
 Tensor linear(const Tensor& x, const Tensor& packed, int64_t num_out, const OptionalTensor& residual, bool out_f32,
-              const OptionalTensor& rows_used, bool) {
+              const OptionalTensor& rows_used, bool, int64_t whole_in, int64_t first_segment, int64_t num_segments) {
   const char* op = "linear";
   const Dtype dtype = float_type(op, "x", x);
   expect_dim(op, "x", x, 2, "[T, K]");
@@ -83,10 +84,14 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t num_out, const Opti
     expect_array(op, "residual", *residual, x.scalar_type(), {num_rows, num_out}, "[T, N]");
     KDTREE_CHECK(out_dtype == dtype, op, ": residual: expected none with BFloat16 inputs and out_f32, got one");
   }
+  const SegmentShare share = expect_share(op, "whole_in", num_in, whole_in, first_segment, num_segments);
+  KDTREE_CHECK(share.count == 0 || (out_dtype == kF32 && !residual), op,
+               ": num_segments: expected out_f32 and no residual with a share of the segments, got others");
   Tensor out = new_cpu({num_rows, num_out}, scalar_type(out_dtype));
   expect_ok(op, linear_cpu({x.const_data_ptr(), packed.const_data_ptr(), data_or_null(residual),
                             out.mutable_data_ptr(), num_rows, 1, num_out, num_in, x.stride(0), 0, dtype, out_dtype,
-                            at::get_num_threads(), rows_in_use(op, rows_used), false, int4}));
+                            at::get_num_threads(), rows_in_use(op, rows_used), false, int4, share.whole, share.first,
+                            share.count}));
   return out;
 }
 
@@ -149,6 +154,19 @@ Tensor residual_add(const Tensor& x, const Tensor& y, const OptionalTensor& rows
   return out;
 }
 
+Tensor add_partials(const Tensor& partials, const OptionalTensor& residual, bool bf16, const OptionalTensor& rows_used) {
+  const char* op = "add_partials";
+  expect_array(op, "partials", partials, at::kFloat, {-1, -1, -1}, "[P, T, N]");
+  const int64_t num_partials = partials.size(0), num_rows = partials.size(1), dim = partials.size(2);
+  KDTREE_CHECK(is_num_partials(num_partials), op, ": partials: expected those of 1, 2, 4 or 8 ranks, got ", num_partials);
+  const Dtype dtype = bf16 ? kBF16 : kF32;
+  if (residual) expect_array(op, "residual", *residual, scalar_type(dtype), {num_rows, dim}, "[T, N]");
+  Tensor out = new_cpu({num_rows, dim}, scalar_type(dtype));
+  expect_ok(op, add_partials_cpu({partials.const_data_ptr<float>(), data_or_null(residual), out.mutable_data_ptr(),
+                                  num_partials, num_rows, dim, dtype, at::get_num_threads(), rows_in_use(op, rows_used)}));
+  return out;
+}
+
 Tensor argmax(const Tensor& logits, const OptionalTensor& rows_used) {
   const char* op = "argmax";
   expect_array(op, "logits", logits, at::kFloat, {-1, -1}, "[T, V]");
@@ -180,12 +198,17 @@ std::tuple<Tensor, Tensor> moe_route(const Tensor& logits, const OptionalTensor&
 
 Tensor moe_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down, const OptionalTensor& shared_gate_up,
                    const OptionalTensor& shared_down, const Tensor& expert_id, const Tensor& weight, int64_t width,
-                   int64_t shared_width, const OptionalTensor& residual, const OptionalTensor& rows_used) {
+                   int64_t shared_width, const OptionalTensor& residual, const OptionalTensor& rows_used,
+                   int64_t whole_width, int64_t whole_shared_width, int64_t first_segment, int64_t num_segments) {
   const char* op = "moe_experts";
   const Dtype dtype = float_type(op, "x", x);
   const auto type = x.scalar_type();
   expect_array(op, "x", x, type, {-1, -1}, "[T, D]");
-  expect_range(op, "width", width, 1, kMaxSize);
+  const bool is_share = num_segments != 0;
+  expect_range(op, "width", width, is_share ? 0 : 1, kMaxSize);
+  expect_share(op, "whole_width", width, whole_width, first_segment, num_segments);
+  expect_share(op, "whole_shared_width", shared_width, whole_shared_width, first_segment, num_segments);
+  KDTREE_CHECK(!is_share || !residual, op, ": residual: expected none with a share of the segments, got one");
   KDTREE_CHECK(gate_up.dim() > 0, op, ": gate_up: expected the experts' weights, got a scalar");
   const int64_t num_rows = x.size(0), dim = x.size(1), num_experts = gate_up.size(0);
   const bool int4 = expect_weight(op, "gate_up", gate_up, type, num_experts, 2 * width, dim, "[E, ceil(2I/16), D, 16]");
@@ -194,7 +217,7 @@ Tensor moe_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down, c
   KDTREE_CHECK(shared_gate_up.has_value() == shared_down.has_value(), op,
                ": expected shared_gate_up and shared_down together or neither, got one");
   if (shared_gate_up) {
-    expect_range(op, "shared_width", shared_width, 1, kMaxSize);
+    expect_range(op, "shared_width", shared_width, is_share ? 0 : 1, kMaxSize);
     expect_array(op, "shared_gate_up", *shared_gate_up, type,
                  {1, num_packed_blocks(2 * shared_width), dim, kPackedOutputs}, "[1, ceil(2S/16), D, 16]");
     expect_array(op, "shared_down", *shared_down, type, {1, num_packed_blocks(dim), shared_width, kPackedOutputs},
@@ -204,12 +227,13 @@ Tensor moe_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down, c
   const int64_t top_k = expert_id.size(1);
   expect_array(op, "weight", weight, at::kFloat, {num_rows, top_k}, "[T, top_k]");
   if (residual) expect_array(op, "residual", *residual, type, {num_rows, dim}, "[T, D]");
-  Tensor out = new_cpu({num_rows, dim}, type);
+  Tensor out = new_cpu({num_rows, dim}, is_share ? at::kFloat : type);
   const int status = moe_experts_cpu(
       {x.const_data_ptr(), gate_up.const_data_ptr(), down.const_data_ptr(), data_or_null(shared_gate_up),
        data_or_null(shared_down), expert_id.const_data_ptr<int32_t>(), weight.const_data_ptr<float>(),
        data_or_null(residual), out.mutable_data_ptr(), num_rows, dim, num_experts, top_k, width, shared_width, dtype,
-       at::get_num_threads(), rows_in_use(op, rows_used), nullptr, int4});
+       at::get_num_threads(), rows_in_use(op, rows_used), nullptr, int4, whole_width, whole_shared_width,
+       int32_t(first_segment), int32_t(num_segments)});
   if (status == kOutOfRange) expect_values<int32_t>(op, "expert_id", expert_id, 0, num_experts - 1);
   expect_ok(op, status);
   return out;
@@ -310,6 +334,7 @@ KDTREE_LIBRARY_IMPL(KDTREE_NS, CPU, m) {
   m.impl("rope", &rope);
   m.impl("swiglu", &swiglu);
   m.impl("residual_add", &residual_add);
+  m.impl("add_partials", &add_partials);
   m.impl("argmax", &argmax);
   m.impl("moe_route", &moe_route);
   m.impl("moe_experts", &moe_experts);

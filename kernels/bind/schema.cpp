@@ -13,25 +13,31 @@ KDTREE_LIBRARY(KDTREE_NS, m) {
         "-> Tensor");
   m.def("pack_int4(Tensor weight, Tensor scale) -> Tensor");
   m.def("linear(Tensor x, Tensor packed, int num_out, Tensor? residual, bool out_f32, Tensor? num_rows=None, "
-        "bool settled=False) -> Tensor");
+        "bool settled=False, int whole_in=0, int first_segment=0, int num_segments=0) -> Tensor");
   m.def("linear_heads(Tensor x, Tensor packed, int num_out, Tensor? num_rows=None, bool settled=False) -> Tensor");
   m.def("rope(Tensor x, Tensor cos_sin, Tensor position, Tensor? num_rows=None) -> Tensor");
   m.def("swiglu(Tensor gate_up, Tensor? num_rows=None) -> Tensor");
   m.def("residual_add(Tensor x, Tensor y, Tensor? num_rows=None) -> Tensor");
+  m.def("add_partials(Tensor partials, Tensor? residual, bool bf16, Tensor? num_rows=None) -> Tensor");
   m.def("argmax(Tensor logits, Tensor? num_rows=None) -> Tensor");
   m.def("sample(Tensor logits, Tensor stream, Tensor position, Tensor temperature, Tensor top_k, Tensor top_p, "
         "Tensor seed, Tensor? num_rows=None) -> Tensor");
+  m.def("sample_among(Tensor words, Tensor largest, Tensor stream, Tensor position, Tensor temperature, Tensor top_k, "
+        "Tensor top_p, Tensor seed, int vocab_size, Tensor? num_rows=None) -> Tensor");
   m.def("moe_route(Tensor logits, Tensor? bias, int top_k, int scoring, bool renormalize, float scaling_factor, "
         "Tensor? num_rows=None, int num_groups=1, int topk_groups=1) -> (Tensor expert_id, Tensor weight)");
   m.def("moe_experts(Tensor x, Tensor gate_up, Tensor down, Tensor? shared_gate_up, Tensor? shared_down, "
-        "Tensor expert_id, Tensor weight, int width, int shared_width, Tensor? residual, Tensor? num_rows=None) "
-        "-> Tensor");
+        "Tensor expert_id, Tensor weight, int width, int shared_width, Tensor? residual, Tensor? num_rows=None, "
+        "int whole_width=0, int whole_shared_width=0, int first_segment=0, int num_segments=0) -> Tensor");
   m.def("cache_append(Tensor(a!) cache, Tensor latent, Tensor k_rope, Tensor stream, Tensor slot, "
         "Tensor? num_rows=None) -> ()");
   m.def("cache_compact(Tensor(a!) cache, Tensor prefix_len, Tensor accepted_path, Tensor num_accepted) -> ()");
   m.def("verify_attn(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor stream, Tensor node, Tensor parent, "
         "Tensor depth, Tensor prefix_len, float scale, Tensor? num_rows=None) -> Tensor");
   m.def("draft_topk(Tensor logits, int num_candidates) -> (Tensor log_probs, Tensor token_ids)");
+  m.def("draft_topk_share(Tensor logits, int num_candidates, int whole_vocab, int first_segment, int num_segments) "
+        "-> Tensor");
+  m.def("draft_topk_merge(Tensor words, int num_candidates) -> (Tensor log_probs, Tensor token_ids)");
   m.def("tree_build(Tensor log_probs, Tensor token_ids, Tensor bonus, Tensor budget, int max_budget) -> "
         "(Tensor token, Tensor parent, Tensor depth, Tensor log_prob, Tensor ancestor_bits, Tensor num_nodes)");
   m.def("tree_rows(Tensor token, Tensor depth, Tensor num_nodes, Tensor prefix_len) -> "

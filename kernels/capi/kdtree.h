@@ -22,7 +22,7 @@
 #include "../op_args.h"
 
 #define KDTREE_VERSION "0.1.0"
-#define KDTREE_ABI_VERSION 1 /* of structs and functions; another number means another layout */
+#define KDTREE_ABI_VERSION 2 /* of structs and functions; another number means another layout */
 
 #if defined(KDTREE_BUILD)
 #define KDTREE_API __attribute__((visibility("default")))
@@ -131,14 +131,17 @@ typedef KDTREE_STRUCT(LinearArgs) kdtree_linear_args;
 typedef KDTREE_STRUCT(RopeArgs) kdtree_rope_args;
 typedef KDTREE_STRUCT(SwigluArgs) kdtree_swiglu_args;
 typedef KDTREE_STRUCT(ResidualAddArgs) kdtree_residual_add_args;
+typedef KDTREE_STRUCT(AddPartialsArgs) kdtree_add_partials_args;
 typedef KDTREE_STRUCT(ArgmaxArgs) kdtree_argmax_args;
 typedef KDTREE_STRUCT(SampleArgs) kdtree_sample_args;
+typedef KDTREE_STRUCT(SampleAmongArgs) kdtree_sample_among_args;
 typedef KDTREE_STRUCT(MoeRouteArgs) kdtree_moe_route_args;
 typedef KDTREE_STRUCT(MoeExpertsArgs) kdtree_moe_experts_args;
 typedef KDTREE_STRUCT(CacheAppendArgs) kdtree_cache_append_args;
 typedef KDTREE_STRUCT(CacheCompactArgs) kdtree_cache_compact_args;
 typedef KDTREE_STRUCT(VerifyAttnArgs) kdtree_verify_attn_args;
 typedef KDTREE_STRUCT(DraftTopkArgs) kdtree_draft_topk_args;
+typedef KDTREE_STRUCT(DraftTopkMergeArgs) kdtree_draft_topk_merge_args;
 typedef KDTREE_STRUCT(TreeBuildArgs) kdtree_tree_build_args;
 typedef KDTREE_STRUCT(TreeRowsArgs) kdtree_tree_rows_args;
 typedef KDTREE_STRUCT(TreeAcceptArgs) kdtree_tree_accept_args;
@@ -153,14 +156,17 @@ KDTREE_API kdtree_status kdtree_linear(const kdtree_linear_args* args, const kdt
 KDTREE_API kdtree_status kdtree_rope(const kdtree_rope_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_swiglu(const kdtree_swiglu_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_residual_add(const kdtree_residual_add_args* args, const kdtree_device* device);
+KDTREE_API kdtree_status kdtree_add_partials(const kdtree_add_partials_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_argmax(const kdtree_argmax_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_sample(const kdtree_sample_args* args, const kdtree_device* device);
+KDTREE_API kdtree_status kdtree_sample_among(const kdtree_sample_among_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_moe_route(const kdtree_moe_route_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_moe_experts(const kdtree_moe_experts_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_cache_append(const kdtree_cache_append_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_cache_compact(const kdtree_cache_compact_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_verify_attn(const kdtree_verify_attn_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_draft_topk(const kdtree_draft_topk_args* args, const kdtree_device* device);
+KDTREE_API kdtree_status kdtree_draft_topk_merge(const kdtree_draft_topk_merge_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_tree_build(const kdtree_tree_build_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_tree_rows(const kdtree_tree_rows_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_tree_accept(const kdtree_tree_accept_args* args, const kdtree_device* device);

@@ -2,6 +2,8 @@
 // what its arrays hold, on a CPU; `check_sizes` where a caller asks how much memory to get. In the order of op_args.h.
 #pragma once
 #include "../expert_groups.h"
+#include "../expert_shares.h"
+#include "../partials.h"
 #include "../sampling.h"
 #include "../tree_walk.h"
 #include "checks.h"
@@ -81,6 +83,10 @@ inline void check(const LinearArgs& a, Checks& c) {
            "out_dtype: expected that of the input or F32, got BF16 of F32");
   c.expect(a.residual == nullptr || a.out_dtype == a.dtype,
            "residual: expected NULL where out_dtype is not dtype, got one");
+  c.expect(SegmentShare{a.whole_in, a.first_segment, a.num_segments}.fits(a.num_in),
+           "whole_in, first_segment, num_segments: expected segments of num_in inputs, got others");
+  c.expect(a.num_segments == 0 || (a.residual == nullptr && a.out_dtype == kF32),
+           "num_segments: expected out_dtype F32 and no residual with a share of the segments, got others");
   c.sizes({{"num_rows", a.num_rows}, {"num_groups", a.num_groups}, {"num_out", a.num_out}, {"num_in", a.num_in}});
   c.stride("x_row_stride", a.x_row_stride, a.num_rows, a.num_in);
   c.stride("x_group_stride", a.x_group_stride, a.num_groups, a.num_in);
@@ -129,6 +135,17 @@ inline void check(const ResidualAddArgs& a, Checks& c) {
   c.num_rows_device(a.num_rows_device);
 }
 
+inline void check(const AddPartialsArgs& a, Checks& c) {
+  c.dtype("dtype", a.dtype);
+  c.expect(is_num_partials(a.num_partials), "num_partials: expected 1, 2, 4 or 8, got another number");
+  c.sizes({{"num_partials", a.num_partials}, {"num_rows", a.num_rows}, {"dim", a.dim}});
+  c.array("partials", a.partials, {a.num_partials, a.num_rows, a.dim}, "[P, T, N]");
+  if (a.residual) c.floats("residual", a.residual, a.dtype, {a.num_rows, a.dim}, "[T, N]");
+  c.floats("out", a.out, a.dtype, {a.num_rows, a.dim}, "[T, N]");
+  c.num_threads(a.num_threads);
+  c.num_rows_device(a.num_rows_device);
+}
+
 inline void check(const ArgmaxArgs& a, Checks& c) {
   c.sizes({{"num_rows", a.num_rows}});
   c.range("vocab_size", a.vocab_size, 1, kMaxSize);
@@ -162,6 +179,31 @@ inline void explain(const SampleArgs& a, Checks& c) {
                  "got others");
 }
 
+inline void check(const SampleAmongArgs& a, Checks& c) {
+  c.sizes({{"num_rows", a.num_rows}, {"num_words", a.num_words}});
+  c.range("vocab_size", a.vocab_size, 1, kMaxSize);
+  c.range("num_streams", a.num_streams, 0, kMaxIndex);
+  c.array("words", a.words, {a.num_rows, a.num_words}, "[T, M]");
+  c.array("largest", a.largest, {a.num_rows}, "[T]");
+  c.array("stream", a.stream, {a.num_rows}, "[T]");
+  c.array("position", a.position, {a.num_rows}, "[T]");
+  c.array("temperature", a.temperature, {a.num_streams}, "[S]");
+  c.array("top_k", a.top_k, {a.num_streams}, "[S]");
+  c.array("top_p", a.top_p, {a.num_streams}, "[S]");
+  c.array("seed", a.seed, {a.num_streams}, "[S]");
+  c.array("word", a.word, {a.num_rows}, "[T]");
+  c.num_threads(a.num_threads);
+  c.num_rows_device(a.num_rows_device);
+}
+
+inline void explain(const SampleAmongArgs& a, Checks& c) {
+  c.values("stream", a.stream, a.num_rows, 0, a.num_streams - 1);
+  c.values("position", a.position, a.num_rows, 0, kMaxIndex);
+  c.values("top_k", a.top_k, a.num_streams, 0, kMaxTopK);
+  c.out_of_range("expected temperatures that are 0 or positive, normal and finite, and top_p above 0 and at most 1, "
+                 "got others");
+}
+
 inline void check(const MoeRouteArgs& a, Checks& c) {
   c.sizes({{"num_rows", a.num_rows}});
   c.range("num_experts", a.num_experts, 1, kMaxIndex);
@@ -181,7 +223,9 @@ inline void check_sizes(const MoeExpertsArgs& a, Checks& c) {
   c.sizes({{"num_rows", a.num_rows}, {"dim", a.dim}, {"shared_width", a.shared_width}});
   c.range("num_experts", a.num_experts, 0, kMaxIndex);
   c.range("top_k", a.top_k, 0, kMaxIndex);
-  c.range("width", a.width, 1, kMaxSize / 2);
+  c.range("width", a.width, a.num_segments == 0, kMaxSize / 2);
+  c.expect(shares_fit(a), "whole_width, whole_shared_width, first_segment, num_segments: expected segments of width and "
+                          "shared_width, and no residual, got others");
 }
 
 inline void check(const MoeExpertsArgs& a, Checks& c) {
@@ -192,14 +236,14 @@ inline void check(const MoeExpertsArgs& a, Checks& c) {
   c.weight("gate_up", a.gate_up, a.int4, a.dtype, a.num_experts, 2 * a.width, a.dim);
   c.weight("down", a.down, a.int4, a.dtype, a.num_experts, a.dim, a.width);
   if (a.shared_gate_up) {
-    c.range("shared_width", a.shared_width, 1, kMaxSize / 2);
+    c.range("shared_width", a.shared_width, a.num_segments == 0, kMaxSize / 2);
     c.packed("shared_gate_up", a.shared_gate_up, a.dtype, 1, 2 * a.shared_width, a.dim);
     c.packed("shared_down", a.shared_down, a.dtype, 1, a.dim, a.shared_width);
   }
   c.array("expert_id", a.expert_id, {a.num_rows, a.top_k}, "[T, top_k]");
   c.array("weight", a.weight, {a.num_rows, a.top_k}, "[T, top_k]");
   if (a.residual) c.floats("residual", a.residual, a.dtype, {a.num_rows, a.dim}, "[T, D]");
-  c.floats("out", a.out, a.dtype, {a.num_rows, a.dim}, "[T, D]");
+  c.floats("out", a.out, a.num_segments > 0 ? kF32 : a.dtype, {a.num_rows, a.dim}, "[T, D]");
   c.num_threads(a.num_threads);
   c.num_rows_device(a.num_rows_device);
 }
@@ -275,12 +319,29 @@ inline void check_sizes(const DraftTopkArgs& a, Checks& c) {
   c.dtype("dtype", a.dtype);
   c.sizes({{"num_rows", a.num_rows}});
   c.range("vocab_size", a.vocab_size, 1, kMaxIndex);
-  c.range("num_candidates", a.num_candidates, 1, a.vocab_size);
+  c.range("num_candidates", a.num_candidates, 1, a.num_segments ? a.whole_vocab : a.vocab_size);
+  c.expect(SegmentShare{a.whole_vocab, a.first_segment, a.num_segments}.fits(a.vocab_size),
+           "whole_vocab, first_segment, num_segments: expected segments of vocab_size tokens, got others");
 }
 
 inline void check(const DraftTopkArgs& a, Checks& c) {
   check_sizes(a, c);
   c.floats("logits", a.logits, a.dtype, {a.num_rows, a.vocab_size}, "[B, L, V]");
+  if (a.num_segments > 0) {
+    c.array("words", a.words, {a.num_rows, a.num_candidates + a.num_segments}, "[B, L, K + num_segments]");
+  } else {
+    c.array("log_probs", a.log_probs, {a.num_rows, a.num_candidates}, "[B, L, K]");
+    c.array("token_ids", a.token_ids, {a.num_rows, a.num_candidates}, "[B, L, K]");
+  }
+  c.num_threads(a.num_threads);
+}
+
+inline void check(const DraftTopkMergeArgs& a, Checks& c) {
+  c.sizes({{"num_rows", a.num_rows}});
+  c.expect(is_num_partials(a.num_partials), "num_partials: expected 1, 2, 4 or 8, got another number");
+  c.range("num_candidates", a.num_candidates, 1, kMaxIndex / 16);
+  const int64_t num_segments = is_num_partials(a.num_partials) ? kNumSegments / a.num_partials : 0;
+  c.array("words", a.words, {a.num_partials, a.num_rows, a.num_candidates + num_segments}, "[P, B, L, K + 8 / P]");
   c.array("log_probs", a.log_probs, {a.num_rows, a.num_candidates}, "[B, L, K]");
   c.array("token_ids", a.token_ids, {a.num_rows, a.num_candidates}, "[B, L, K]");
   c.num_threads(a.num_threads);

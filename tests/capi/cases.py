@@ -84,6 +84,9 @@ class Cases:
     def residual_add(self):
         return {"x": self.floats(7, 40), "y": self.floats(7, 40)}
 
+    def add_partials(self):
+        return {"partials": self.rng.standard_normal((4, 7, 40)).astype(np.float32), "residual": self.floats(7, 40)}
+
     def argmax(self):
         logits = self.rng.standard_normal((6, 301)).astype(np.float32)
         logits[1, 5] = logits[1, 77] = 9.0
@@ -96,6 +99,13 @@ class Cases:
                 "position": np.array([0, 5, 5, 900, 1, 2], i32), "temperature": np.array([1.0, 0.7, 0.0], f32),
                 "top_k": np.array([0, 20, 0], i32), "top_p": np.array([1.0, 0.9, 1.0], f32),
                 "seed": np.array([1, -2, 3])}  # fmt: skip
+
+    def sample_among(self):
+        """Four words a row, of four parts of a vocabulary of 200; each row's largest logit among them."""
+        arguments = {name: value for name, value in self.sample().items() if name != "logits"}
+        logits = self.rng.standard_normal((6, 4)).astype(np.float32)
+        ids = self.integers(0, 50, 6, 4, dtype=np.int64) + 50 * np.arange(4)
+        return {"words": reference.words_of(logits, ids), "largest": logits.max(axis=1), "vocab_size": 200, **arguments}
 
     def moe_route(self):
         return {"logits": self.rng.standard_normal((7, 8)).astype(np.float32),
@@ -122,6 +132,20 @@ class Cases:
 
     def draft_topk(self):
         return {"logits": self.floats(BATCH * DEPTH, 300, scale=3.0), "num_candidates": CANDIDATES}
+
+    def draft_topk_merge(self):
+        """The words of two ranks that have half of 256 tokens each: candidates, then four segments."""
+        self.logits = (self.rng.standard_normal((9, 256)) * 3).astype(np.float32)
+        ranks = []
+        for part in np.split(np.arange(256), 2):
+            mine = self.logits[:, part]
+            best = np.argsort(-mine, axis=1, kind="stable")[:, :CANDIDATES]
+            segments = mine.reshape(9, 4, 32)
+            largest = segments.max(axis=2)
+            total = np.exp(segments - largest[..., None]).sum(axis=2)
+            words = reference.words_of(np.take_along_axis(mine, best, 1), part[best])
+            ranks.append(np.concatenate([words, reference.segment_words(largest, total)], axis=1))
+        return {"words": np.stack(ranks), "num_candidates": CANDIDATES}
 
     def tree_build(self):
         log_probs = -np.sort(self.rng.exponential(2.0, (BATCH, DEPTH, CANDIDATES)), axis=-1).astype(np.float32)
@@ -230,6 +254,11 @@ def residual_add(a, cases):
 
 
 @oracle
+def add_partials(a, cases):
+    return [reference.add_partials(wide(a.partials), wide(a.residual), cases.rounding)]
+
+
+@oracle
 def argmax(a, cases):
     return [np.where(np.isnan(a.logits).any(axis=1), -1, np.nanargmax(a.logits, axis=1))]
 
@@ -237,6 +266,12 @@ def argmax(a, cases):
 @oracle
 def sample(a, cases):
     return [reference.sample(a.logits, a.stream, a.position, a.temperature, a.top_k, a.top_p, a.seed)]
+
+
+@oracle
+def sample_among(a, cases):
+    parameters = (a.temperature, a.top_k, a.top_p, a.seed, a.vocab_size)
+    return [reference.sample_among(a.words, a.largest, a.stream, a.position, *parameters)]
 
 
 @oracle
@@ -269,6 +304,11 @@ def cache_compact(a, cases):
 @oracle
 def draft_topk(a, cases):
     return reference.draft_topk(wide(a.logits), a.num_candidates)
+
+
+@oracle
+def draft_topk_merge(a, cases):
+    return reference.draft_topk(cases.logits, a.num_candidates)
 
 
 @oracle

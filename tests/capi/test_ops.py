@@ -78,9 +78,13 @@ TORCH = {
     "rope": lambda t: native.rope(*flat(t, "x", "cos_sin", "position")),
     "swiglu": lambda t: native.swiglu(t["gate_up"]),
     "residual_add": lambda t: native.residual_add(t["x"], t["y"]),
+    "add_partials": lambda t: native.add_partials(t["partials"], t["residual"], t["residual"].dtype == torch.bfloat16),
     "argmax": lambda t: native.argmax(t["logits"]),
     "sample": lambda t: native.sample(
         *flat(t, "logits", "stream", "position", "temperature", "top_k", "top_p", "seed")
+    ),
+    "sample_among": lambda t: native.sample_among(
+        *flat(t, "words", "largest", "stream", "position", "temperature", "top_k", "top_p", "seed", "vocab_size")
     ),
     "moe_route": lambda t: native.moe_route(
         *flat(t, "logits", "bias", "top_k"), 1, t["renormalize"], t["scaling_factor"]
@@ -92,6 +96,7 @@ TORCH = {
     "cache_append": lambda t: native.cache_append(*flat(t, "cache", "latent", "k_rope", "stream", "slot")),
     "cache_compact": lambda t: native.cache_compact(*flat(t, "cache", "prefix_len", "accepted_path", "num_accepted")),
     "draft_topk": lambda t: native.draft_topk(t["logits"][None], t["num_candidates"]),
+    "draft_topk_merge": lambda t: native.draft_topk_merge(t["words"].unsqueeze(1), t["num_candidates"]),
     "tree_build": lambda t: native.tree_build(*flat(t, "log_probs", "token_ids", "bonus", "budget", "max_budget")),
     "tree_rows": lambda t: native.tree_rows(*flat(t, "token", "depth", "num_nodes", "prefix_len")),
     "tree_accept": lambda t: native.tree_accept(*flat(t, "token", "parent", "num_nodes", "target_token", "max_depth")),
@@ -230,6 +235,10 @@ def raw_error(library, op, args, device=capi.CPU):
     return library.raw.kdtree_status_string(status).decode(), library.raw.kdtree_last_error().decode()
 
 
+OF_A_SHARE = ("whole_in", "whole_width", "whole_shared_width", "whole_vocab", "first_segment", "num_segments")
+"""Fields that only one of several ranks sets."""
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_null_pointers_are_errors(op, library):
     """A zeroed struct has no rows and so needs no memory; with sizes of 1 every array is asked for."""
@@ -238,7 +247,7 @@ def test_null_pointers_are_errors(op, library):
     assert getattr(library.raw, f"kdtree_{op}")(ctypes.byref(known.struct()), None) == 100
     args = known.struct()
     for field in known.numbers:
-        if field not in ("dtype", "out_dtype", "scoring", "eps", "scale", "weights_settled", "int4"):
+        if field not in ("dtype", "out_dtype", "scoring", "eps", "scale", "weights_settled", "int4", *OF_A_SHARE):
             setattr(args, field, 2)
     wanted = []
     memory = np.zeros(1 << 16)
@@ -265,6 +274,7 @@ def test_null_pointers_are_errors(op, library):
         "shared_down",
         "workspace",
     }
+    optional |= {"words"} if op == "draft_topk" else set()  # of a share, instead of the others
     assert set(wanted) >= set(known.pointers) - optional
 
 
@@ -273,7 +283,7 @@ def test_absurd_sizes_are_errors(op, library):
     known = library.ops[op]
     sizes = [name for name in known.numbers if re.search(r"^num_|(dim|size|depth|width)$", name)]
     for name in sizes:
-        for value in (-1, -(2**31), 2**31 - 1 if name == "num_threads" else 2**62):
+        for value in (-1, -(2**31), 2**31 - 1 if name in ("num_threads", "num_segments") else 2**62):
             args = known.struct()
             setattr(args, name, value)
             status, message = raw_error(library, op, args)

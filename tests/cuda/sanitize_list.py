@@ -99,6 +99,11 @@ def residual_add(t: int) -> dict[str, Any]:
     return {"x": real(3, 21, dtype=t), "y": real(3, 21, dtype=t), "out": out(3, 21, dtype=t), "num_rows": 3, "dim": 21}
 
 
+def add_partials(t: int) -> dict[str, Any]:
+    return {"partials": real(4, 3, 21, dtype=F32), "residual": real(3, 21, dtype=t), "out": out(3, 21, dtype=t),
+            "num_partials": 4, "num_rows": 3, "dim": 21}  # fmt: skip
+
+
 def argmax() -> dict[str, Any]:
     return {"logits": real(3, 1003, dtype=F32), "token": Out((3,), LONG), "num_rows": 3, "vocab_size": 1003}
 
@@ -110,6 +115,22 @@ def sample() -> dict[str, Any]:
             "top_k": np.array([0, 0, 33], INT), "top_p": np.array([1, 1, 0.9], FLOAT),
             "seed": np.array([1, 2, 3], LONG), "token": Out((4,), LONG), "num_rows": 4, "vocab_size": 1003,
             "num_streams": 3}  # fmt: skip
+
+
+def sample_among() -> dict[str, Any]:
+    """A stream of argmax, one of all words, one of top-k and top-p."""
+    words = np.sort(rng.integers(-(2**62), 2**61, (4, 700)))
+    fields = {name: value for name, value in sample().items() if name not in ("logits", "token")}
+    largest = np.full(4, 3.0, FLOAT)
+    return {**fields, "words": words, "largest": largest, "word": Out((4,), LONG), "num_words": 700}
+
+
+def draft_topk_merge() -> dict[str, Any]:
+    """Two ranks with 5 candidates each, whose words fall, and four segments of largest 1 and sum 2."""
+    words = -np.sort(-rng.integers(-(2**62), 2**61, (2, 3, 9)))
+    words[..., 5:] = 0x3F800000 << 32 | 0x40000000
+    return {"words": words, "log_probs": Out((3, 5), FLOAT), "token_ids": Out((3, 5), LONG), "num_partials": 2,
+            "num_rows": 3, "num_candidates": 5}  # fmt: skip
 
 
 # --- linear and experts --------------------------------------------------------------------------------------------
@@ -203,6 +224,19 @@ def moe_experts(t: int) -> dict[str, Any]:
             "width": width, "shared_width": shared}  # fmt: skip
 
 
+def moe_experts_share(t: int) -> dict[str, Any]:
+    """The second of two ranks: a unit of 32 of each expert's width of 64, and of the shared one's."""
+    width = 32
+    whole = {name: value for name, value in moe_experts(t).items() if name != "residual"}
+    dim, experts, rows = whole["dim"], whole["num_experts"], whole["num_rows"]
+    return {**whole, "gate_up": real(*packed_shape(experts, 2 * width, dim), dtype=t),
+            "down": real(*packed_shape(experts, dim, width), dtype=t),
+            "shared_gate_up": real(*packed_shape(1, 2 * width, dim), dtype=t),
+            "shared_down": real(*packed_shape(1, dim, width), dtype=t), "out": out(rows, dim, dtype=F32),
+            "width": width, "shared_width": width, "whole_width": 64, "whole_shared_width": 64, "first_segment": 4,
+            "num_segments": 4}  # fmt: skip
+
+
 # --- cache and attention -------------------------------------------------------------------------------------------
 
 
@@ -247,6 +281,12 @@ def attention_forms(t: int, *sizes: tuple[int, int, int, int, int]) -> Forms:
 def draft_topk(t: int) -> dict[str, Any]:
     return {"logits": real(2, 1003, dtype=t), "log_probs": Out((2, 33), FLOAT), "token_ids": Out((2, 33), LONG),
             "num_rows": 2, "vocab_size": 1003, "num_candidates": 33}  # fmt: skip
+
+
+def draft_topk_share(t: int) -> dict[str, Any]:
+    """The second of two ranks of 1003 tokens."""
+    return {"logits": real(2, 491, dtype=t), "words": Out((2, 33 + 4), LONG), "num_rows": 2, "vocab_size": 491,
+            "num_candidates": 33, "whole_vocab": 1003, "first_segment": 4, "num_segments": 4}  # fmt: skip
 
 
 def tree_build(budget: int, width: int) -> dict[str, Any]:
@@ -294,12 +334,16 @@ def step_commit() -> dict[str, Any]:
 
 
 CASES: dict[str, Forms] = {
-    **{f.__name__: of_dtypes(f.__name__, f) for f in (embed, rms_norm, rope, swiglu, residual_add, pack_linear)},
+    **{f.__name__: of_dtypes(f.__name__, f) for f in (embed, rms_norm, rope, swiglu, residual_add, add_partials)},
+    "pack_linear": of_dtypes("pack_linear", pack_linear),
     "dequantize_int4": of_dtypes("dequantize_int4", dequantize_int4),
     **{f.__name__: of_dtypes(f.__name__, f) for f in (moe_experts, cache_append, cache_compact, draft_topk)},
-    **{f.__name__: of_one(f.__name__, f) for f in (argmax, sample, moe_route)},
+    **{f.__name__: of_one(f.__name__, f) for f in (argmax, sample, sample_among, draft_topk_merge)},
+    "moe_route": of_one("moe_route", moe_route),
     **{f.__name__: of_one(f.__name__, f, "integers") for f in (tree_rows, tree_accept, step_commit)},
     "moe_route:groups": of_one("moe_route", moe_route_groups, "groups"),
+    "draft_topk:share": of_dtypes("draft_topk", draft_topk_share),
+    "moe_experts:share": of_dtypes("moe_experts", moe_experts_share),
     "linear:F32": linear_shapes(F32),
     "linear:BF16": linear_shapes(BF16),
     "linear:INT4": linear_int4,

@@ -159,7 +159,7 @@ def test_first_tokens_follow_the_softmax_of_the_logits(models):
     engine, num_streams = Engine(models("tiny2")), 4000
     (probe,) = engine.generate_ar([PROMPT], 1, return_logits=True)
     probabilities = (probe.logits[0].double() / 0.7).softmax(0).cpu().numpy()
-    chooser = Chooser(num_streams, engine.model.device)
+    chooser = Chooser(num_streams, engine.model)
     chooser.set([Sampling(0.7, seed=seed) for seed in range(num_streams)])
     stream = torch.arange(num_streams, dtype=torch.int32, device=engine.model.device)
     rows = ops.Rows(stream, None, torch.full_like(stream, len(PROMPT) - 1), None, None)

@@ -56,16 +56,17 @@ class DFlashStreams:
         if context.stream_ids != list(range(len(self.keys))):
             rows = torch.tensor(context.stream_ids, device=context.device)
         lengths = torch.tensor(prefix_len, dtype=torch.int32, device=context.device)
-        return DraftCandidates(*ops.draft_topk(self.logits(bonus, lengths, rows, end), context.num_candidates))
+        logits = self.logits(bonus, lengths, rows, end)
+        return DraftCandidates(*self._model.ranks.draft_topk(logits, context.vocab_size, context.num_candidates))
 
     def draft_on_device(self, state: ops.StreamState) -> torch.Tensor:
-        """Logits f32 [S, depth, V] behind the bonus tokens of all streams."""
+        """Logits f32 [S, depth, V] behind the bonus tokens of all streams; of several ranks each has its part of V."""
         return self.logits(state.bonus, state.prefix_len)
 
     def logits(
         self, bonus: torch.Tensor, prefix_len: torch.Tensor, rows: torch.Tensor | None = None, end: int | None = None
     ) -> torch.Tensor:
-        """Logits f32 [A, depth, V] of what follows A bonus tokens.
+        """Logits f32 [A, depth, V] of what follows A bonus tokens; of several ranks each has its part of V.
 
         bonus i64 [A] stands at position prefix_len i32 [A] of stream rows i64 [A]: any streams, the same one several
         times, at any place whose context is remembered; or all of them in order, where rows is None. end: no block

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kdtree_nb.native.ops.model_ops import PackedLinear, settle
+from kdtree_nb.native.ops.model_ops import settle
 from kdtree_nb.native.ops.namespace import native
+from kdtree_nb.native.ops.packed import PackedLinear
 
 INT4_UNIT = 32
 """Inputs of packed INT4 weights that share a scale; larger groups are a multiple of it."""

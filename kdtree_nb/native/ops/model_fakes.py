@@ -55,7 +55,7 @@ def pack_int4_fake(weight: Tensor, scale: Tensor) -> Tensor:
 @native.fake
 def linear_fake(
     x: Tensor, packed: Tensor, num_out: int, residual: Tensor | None, out_f32: bool, num_rows: Tensor | None = None,
-    settled: bool = False,
+    settled: bool = False, whole_in: int = 0, first_segment: int = 0, num_segments: int = 0,
 ) -> Tensor:  # fmt: skip
     return x.new_empty((x.shape[0], num_out), dtype=torch.float32 if out_f32 else x.dtype)
 
@@ -115,9 +115,10 @@ def moe_route_fake(
 def moe_experts_fake(
     x: Tensor, gate_up: Tensor, down: Tensor, shared_gate_up: Tensor | None, shared_down: Tensor | None,
     expert_id: Tensor, weight: Tensor, width: int, shared_width: int, residual: Tensor | None,
-    num_rows: Tensor | None = None,
+    num_rows: Tensor | None = None, whole_width: int = 0, whole_shared_width: int = 0, first_segment: int = 0,
+    num_segments: int = 0,
 ) -> Tensor:  # fmt: skip
-    return x.new_empty(x.shape)
+    return x.new_empty(x.shape, dtype=torch.float32 if num_segments else x.dtype)
 
 
 @native.fake

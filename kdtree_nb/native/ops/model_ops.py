@@ -15,54 +15,15 @@ any smaller number of rows, which the host need not know (`tree_rows_padded`).
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from kdtree_nb.native.ops.namespace import native
+from kdtree_nb.native.ops.packed import PackedExperts, PackedLinear, dequantized, expect_inputs, floats_of
 from kdtree_nb.native.ops.tree_ops import Rows
 from kdtree_nb.tree import DraftTree
 
 _SCORINGS = {"softmax": 0, "sigmoid": 1}
-
-
-class PackedLinear(NamedTuple):
-    """Weights of one matrix per group, packed by `pack_linear`. The layout belongs to the device; zeros past N and K.
-
-    data:    float, on a CPU [G, ceil(N/16), K, 16], on a GPU [G, ceil(N/16), ceil(K/32), 512]; or INT4, see
-             `int4_linear` and `packed_int4_linear`. Never written to again.
-    settled: a GPU had written `data` before anyone could use it. Products then read it while the kernel before them
-             still runs.
-    scale:   of INT4 weights
-    """
-
-    data: Tensor
-    num_out: int
-    num_in: int
-    num_groups: int
-    settled: bool = False
-    scale: Tensor | None = None
-
-
-class PackedExperts(NamedTuple):
-    """Weights of E routed experts and at most one shared expert, packed by `pack_experts`.
-
-    gate_up, down: data of PackedLinear for E matrices [2I, D] and [D, I]
-    shared_gate_up, shared_down: for one matrix [2S, D] and [D, S], or None
-    width, shared_width: I and S; S is 0 without a shared expert
-    gate_up_scale, down_scale: where the routed experts are INT4, i32 [E, 2I, D/8] and [E, D, I/8]: their scales. What
-    `pack_int4` has made of them holds its scales itself.
-    """
-
-    gate_up: Tensor
-    down: Tensor
-    shared_gate_up: Tensor | None
-    shared_down: Tensor | None
-    width: int
-    shared_width: int
-    gate_up_scale: Tensor | None = None
-    down_scale: Tensor | None = None
 
 
 def embed(weight: Tensor, token: Tensor, num_rows: Tensor | None = None) -> Tensor:
@@ -92,12 +53,6 @@ def settle(data: Tensor) -> bool:
     return True
 
 
-def _floats(packed: PackedLinear, dtype: torch.dtype) -> Tensor:
-    if packed.scale is None:
-        return packed.data
-    return native.dequantize_int4(packed.data, packed.scale, dtype == torch.bfloat16)
-
-
 def linear(
     x: Tensor,
     packed: PackedLinear,
@@ -111,21 +66,15 @@ def linear(
     (and then takes no residual).
     """
     if x.is_cuda:
-        _expect_inputs("linear", x, packed)
-    return native.linear(x, _floats(packed, x.dtype), packed.num_out, residual, out_f32, num_rows, packed.settled)
+        expect_inputs("linear", x, packed)
+    return native.linear(x, floats_of(packed, x.dtype), packed.num_out, residual, out_f32, num_rows, packed.settled)
 
 
 def linear_heads(x: Tensor, packed: PackedLinear, num_rows: Tensor | None = None) -> Tensor:
     """One matrix per head: x float [T, G, K] (rows and heads may be strided) -> float [T, G, N]."""
     if x.is_cuda:
-        _expect_inputs("linear_heads", x, packed)
-    return native.linear_heads(x, _floats(packed, x.dtype), packed.num_out, num_rows, packed.settled)
-
-
-def _expect_inputs(name: str, x: Tensor, packed: PackedLinear) -> None:
-    """Where K is padded to blocks of 32 the binding cannot tell one K from the next."""
-    if x.shape[-1] != packed.num_in:
-        raise ValueError(f"{name}: packed: expected shape for K = {x.shape[-1]} inputs, got one for {packed.num_in}")
+        expect_inputs("linear_heads", x, packed)
+    return native.linear_heads(x, floats_of(packed, x.dtype), packed.num_out, num_rows, packed.settled)
 
 
 def rope(x: Tensor, cos_sin: Tensor, position: Tensor, num_rows: Tensor | None = None) -> Tensor:
@@ -234,14 +183,9 @@ def moe_experts(
     expert_id i32 and weight f32 [T, top_k], as `moe_route` returns them. Experts are added in order of id, the shared
     one last. Raises ValueError for an expert id outside 0 … E-1.
     """
-    gate_up, down, shared_gate_up, shared_down, width, shared_width, gate_up_scale, down_scale = experts
-    if gate_up_scale is not None:
-        bf16 = x.dtype == torch.bfloat16
-        gate_up = native.dequantize_int4(gate_up, gate_up_scale, bf16, expert_id, num_rows)
-        down = native.dequantize_int4(down, down_scale, bf16, expert_id, num_rows)
-    return native.moe_experts(
-        x, gate_up, down, shared_gate_up, shared_down, expert_id, weight, width, shared_width, residual, num_rows
-    )
+    gate_up, down = dequantized(experts, x.dtype, expert_id, num_rows)
+    shared, widths = (experts.shared_gate_up, experts.shared_down), (experts.width, experts.shared_width)
+    return native.moe_experts(x, gate_up, down, *shared, expert_id, weight, *widths, residual, num_rows)
 
 
 def cache_append(
