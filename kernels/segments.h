@@ -10,6 +10,13 @@ constexpr int kNumSegments = 8;
 constexpr int64_t kSegmentUnit = 32;
 constexpr int kFoldLevels = 3;  // partial sums that wait while the 8 segment sums are added
 
+// Segment s covers [segment_bound(length, s), segment_bound(length, s + 1)); some may be empty, the last never is. Python:
+// config.segment_bounds.
+inline int64_t segment_bound(int64_t length, int64_t s) {
+  const int64_t num_units = (length + kSegmentUnit - 1) / kSegmentUnit;
+  return std::min(kSegmentUnit * (s * num_units / kNumSegments), length);
+}
+
 // Neighbouring segments of a reduction over `whole` elements, `first` … first + count - 1: what one of several ranks
 // sums. count is a power of two and first a multiple of it, so that their sum is a node of the tree. Count 0: no share is
 // meant, but a whole reduction.
@@ -17,12 +24,8 @@ struct SegmentShare {
   int64_t whole;
   int first, count;
 
-  static int64_t bound(int64_t whole, int64_t s) {
-    const int64_t num_units = (whole + kSegmentUnit - 1) / kSegmentUnit;
-    return std::min(kSegmentUnit * (s * num_units / kNumSegments), whole);
-  }
-  int64_t begin() const { return bound(whole, first); }
-  int64_t length() const { return bound(whole, first + count) - begin(); }
+  int64_t begin() const { return segment_bound(whole, first); }
+  int64_t length() const { return segment_bound(whole, first + count) - begin(); }
 
   // Whether it can be: then its length is `num_in`.
   bool fits(int64_t num_in) const {
@@ -32,8 +35,8 @@ struct SegmentShare {
   }
 };
 
-// Segment s covers [bounds[s], bounds[s + 1]); some may be empty. Python: config.segment_bounds. Of a share the segments
-// of other ranks are empty, and count from the share's first element.
+// Where the segments of a reduction begin and end, in bounds. Of a share the segments of other ranks are empty, and bounds
+// count from the share's first element.
 struct Segments {
   int64_t bounds[kNumSegments + 1];
   int first = 0, end = kNumSegments;  // those that are summed here
@@ -45,7 +48,7 @@ struct Segments {
 
   explicit Segments(const SegmentShare& share) : first(share.first), end(share.first + share.count) {
     for (int s = 0; s <= kNumSegments; ++s)
-      bounds[s] = SegmentShare::bound(share.whole, std::clamp(s, first, end)) - share.begin();
+      bounds[s] = segment_bound(share.whole, std::clamp(s, first, end)) - share.begin();
   }
 
   bool mine(int s) const { return s >= first && s < end; }
