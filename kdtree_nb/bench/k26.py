@@ -13,7 +13,7 @@ import torch
 
 from kdtree_nb.bench import lab
 from kdtree_nb.bench.lab import Lab, dtype_name
-from kdtree_nb.bench.rank import DTYPE, Rank, StandIn, Step, bushy_tree, chain_of
+from kdtree_nb.bench.rank import DTYPE, Rank, Step, bushy_tree, chain_of
 from kdtree_nb.bench.runner import Effort, Group, Measurement, Sample, compete, per_call, require
 from kdtree_nb.hf.config import HfConfig, read_config
 from kdtree_nb.hf.step_work import rank_config, step_work
@@ -141,33 +141,32 @@ class _Bench:
     def layer(self, effort: Effort) -> list[Measurement]:
         """One layer with experts at full width, on one device: `k26_layer/captured`; for some rows behind the first
         prefix also with INT4 experts that are made floats in memory: `k26_layer/floats first`."""
-        rank = Rank(single_layer(self.plan.config), self.lab.device, self.plan.num_slots, as_stored=True)
+        rank = Rank(single_layer(self.plan.config), 1, self.lab.device, self.plan.num_slots, as_stored=True)
         rows = [n for n in self.plan.rows if n in FLOATS_FIRST_ROWS]
-        results = self._sweep("k26_layer/floats first", rank, 1, effort, rows, self.plan.prefix_lens[:1])
+        results = self._sweep("k26_layer/floats first", rank, effort, rows, self.plan.prefix_lens[:1])
         rank.pack_int4()
         _free(self.lab.device)
-        results += self._sweep("k26_layer/captured", rank, 1, effort, self.plan.rows, self.plan.prefix_lens)
-        return results + exactness("k26_layer_rows", rank, 1, effort)
+        results += self._sweep("k26_layer/captured", rank, effort, self.plan.rows, self.plan.prefix_lens)
+        return results + exactness("k26_layer_rows", rank, effort)
 
     def steps(self, effort: Effort) -> list[Measurement]:
         """Whole steps of one rank: build and memory, times, eager launches, exactness, and what they add up to."""
-        config, num_ranks = rank_config(self.plan.config, self.plan.num_ranks), self.plan.num_ranks
         _free(self.lab.device)
-        rank = Rank(config, self.lab.device, self.plan.num_slots)
+        rank = Rank(self.plan.config, self.plan.num_ranks, self.lab.device, self.plan.num_slots)
         rows, prefix_lens = self.plan.rows, self.plan.prefix_lens
-        results = self._sweep("k26_step/captured", rank, num_ranks, effort, rows, prefix_lens)
+        results = self._sweep("k26_step/captured", rank, effort, rows, prefix_lens)
         results += self._projection(results) + self._memory(rank)
-        return results + exactness("k26_step_rows", rank, num_ranks, effort)
+        return results + exactness("k26_step_rows", rank, effort)
 
     def _sweep(
-        self, name: str, rank: Rank, num_ranks: int, effort: Effort, rows: Sequence[int], prefix_lens: Sequence[int]
+        self, name: str, rank: Rank, effort: Effort, rows: Sequence[int], prefix_lens: Sequence[int]
     ) -> list[Measurement]:  # fmt: skip
         """Every number of rows behind every prefix; one capture serves all prefixes, as in the engine."""
-        vocab_size, results = rank.config.model.vocab_size, []
+        vocab_size, results = rank.model.config.vocab_size, []
         pool = torch.cuda.graph_pool_handle() if rank.device.type == "cuda" else None
         for num_rows in effort.some(rows):
             step = Step(rank, bushy_tree(num_rows, vocab_size, rank.device))
-            cell = _Cell(self.lab, name, step, num_ranks, pool)
+            cell = _Cell(self.lab, name, step, pool)
             for prefix_len in effort.some(prefix_lens):
                 rank.prefix_len.fill_(prefix_len)
                 results += cell.measure(prefix_len, effort)
@@ -194,7 +193,7 @@ class _Bench:
         return [Measurement("k26_build/random weights", [rank.build_s], params), *found]
 
 
-def exactness(group: str, rank: Rank, num_ranks: int, effort: Effort) -> list[Measurement]:
+def exactness(group: str, rank: Rank, effort: Effort) -> list[Measurement]:
     """Rows of trees whose logits differ in any bit from those of the same text without branches: none should.
 
     The first row of each tree is compared with a step of that row alone, the others with a chain up to them.
@@ -205,13 +204,13 @@ def exactness(group: str, rank: Rank, num_ranks: int, effort: Effort) -> list[Me
     for seed in range(num_trees):
         rank.prefix_len.fill_(int(torch.randint(longest + 1, (1,), generator=generator)))
         size = int(torch.randint(2, EXACT_ROWS + 1, (1,), generator=generator))
-        tree = bushy_tree(size, rank.config.model.vocab_size, rank.device, seed)
-        together = Step(rank, tree)().logits
+        tree = bushy_tree(size, rank.model.config.vocab_size, rank.device, seed)
+        together = Step(rank, tree, rank.model)().logits
         for node in {0, *torch.randint(1, size, (4,), generator=generator).tolist()}:
-            alone = Step(rank, chain_of(tree, node))().logits[-1]
+            alone = Step(rank, chain_of(tree, node), rank.model)().logits[-1]
             changed, num_rows = changed + (not torch.equal(alone, together[node])), num_rows + 1
     params = {
-        "tp": num_ranks,
+        "tp": rank.num_ranks,
         "cases": num_trees,
         "rows": num_rows,
         "changed_rows": changed,
@@ -231,14 +230,12 @@ def _free(device: torch.device) -> None:
 class _Cell:
     """Steps of one number of rows: captured, and with a stand-in for the sums over ranks where there are several."""
 
-    def __init__(
-        self, where: Lab, name: str, step: Step, num_ranks: int, pool: tuple[int, int] | None
-    ) -> None:  # fmt: skip
-        self.lab, self.step, self.num_ranks = where, step, num_ranks
+    def __init__(self, where: Lab, name: str, step: Step, pool: tuple[int, int] | None) -> None:
+        self.lab, self.step, self.num_ranks = where, step, step.rank.num_ranks
         self.group, _, self.name = name.partition("/")
         self.captured, self.exchanging = step.captured(pool), None
-        if num_ranks > 1:
-            exchanging = Step(step.rank, step.tree, step.rank.with_exchange(StandIn(num_ranks)))
+        if self.num_ranks > 1:
+            exchanging = Step(step.rank, step.tree, step.rank.model)
             self.exchanging = exchanging if pool is None else exchanging.captured(pool).replay  # torch's operations
 
     def measure(self, prefix_len: int, effort: Effort) -> list[Measurement]:

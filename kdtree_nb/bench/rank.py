@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,47 +16,57 @@ from kdtree_nb.bench.random_weights import RandomSource
 from kdtree_nb.bench.runner import require
 from kdtree_nb.config import MAX_BUDGET
 from kdtree_nb.hf.config import HfConfig
+from kdtree_nb.hf.step_work import rank_config
 from kdtree_nb.model import LatentCache, Model
 from kdtree_nb.model.build import build
 from kdtree_nb.model.moe import MoeFeedForward
+from kdtree_nb.model.ranks import ONE_RANK
 from kdtree_nb.model.transformer import Layer
 from kdtree_nb.native import ops
 from kdtree_nb.native.capture import Capture
 from kdtree_nb.native.cuda_graph import CudaGraph
 from kdtree_nb.native.devices import memory_for
+from kdtree_nb.parallel import TensorParallel
 from kdtree_nb.tree import DraftTree
 
 DTYPE = torch.bfloat16
 
-Exchange = Callable[[Tensor], Tensor]
-"""What a rank does to the output [T, D] of attention and of feed-forward before the next part may read it."""
 
+class LoneGroup:
+    """In place of a `parallel.Group` where only rank 0 of num_ranks is there: the memory traffic, no link.
 
-class StandIn:
-    """In place of the sum over ranks where there is one rank: the memory traffic of n float32 shares, no link.
-
-    The shares of x [T, D] are x itself, and their mean is x to the last bit where n is a power of two.
+    What the others would send is zero, so that sums over ranks are this rank's part.
     """
 
-    def __init__(self, num_ranks: int) -> None:
-        self.num_ranks = num_ranks
+    rank = 0
 
-    def __call__(self, x: Tensor) -> Tensor:
-        shares = torch.empty(self.num_ranks, *x.shape, dtype=torch.float32, device=x.device)
-        return shares.copy_(x).mean(0).to(x.dtype)
+    def __init__(self, num_ranks: int, device: torch.device) -> None:
+        self.num_ranks, self.device = num_ranks, device
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """[…] -> [num_ranks, …]."""
+        out = x.new_zeros(self.num_ranks, *x.shape)
+        out[self.rank].copy_(x)
+        return out
 
 
 class Rank:
-    """The model of one rank (`rank_config`), random; a cache of one stream, random; how long making them took.
+    """Rank 0 of num_ranks of a model, random; a cache of one stream, random; how long making them took.
 
+    model:     its products leave parts of sums, which are added with those that a LoneGroup gives
+    alone:     the same weights without the others: products end in what the rank's own part gives
+    config:    what this rank computes (`rank_config`)
     num_slots: of the cache, which every step shares
     as_stored: leave INT4 experts as a checkpoint stores them, so that products make floats of them, until `pack_int4`
     """
 
-    def __init__(self, config: HfConfig, device: torch.device, num_slots: int, as_stored: bool = False) -> None:
+    def __init__(
+        self, config: HfConfig, num_ranks: int, device: torch.device, num_slots: int, as_stored: bool = False
+    ) -> None:  # fmt: skip
+        ranks = ONE_RANK if num_ranks == 1 else TensorParallel(LoneGroup(num_ranks, device))
         begin = time.perf_counter()
         with memory_for("bench k26: expected memory for one rank", device, "Use fewer --layers or shorter --prefix."):
-            self.model = build(config.model, RandomSource(config, device, DTYPE))
+            self.model = build(config.model, RandomSource(config, device, DTYPE), ranks)
             if not as_stored:
                 self.pack_int4()
             self.weight_bytes = _num_bytes(self.model.tensors())
@@ -63,7 +74,8 @@ class Rank:
             self.cache.data.normal_()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        self.config, self.device, self.build_s = config, device, time.perf_counter() - begin
+        self.config, self.num_ranks, self.device = rank_config(config, num_ranks), num_ranks, device
+        self.alone, self.build_s = _alone(self.model), time.perf_counter() - begin
         self.prefix_len = torch.zeros(1, dtype=torch.int32, device=device)
 
     @property
@@ -78,12 +90,7 @@ class Rank:
             if e.gate_up_scale is not None and e.down_scale is not None:
                 gate_up, down = ops.pack_int4(e.gate_up, e.gate_up_scale), ops.pack_int4(e.down, e.down_scale)
                 moe.experts = e._replace(gate_up=gate_up, down=down, gate_up_scale=None, down_scale=None)
-
-    def with_exchange(self, exchange: Exchange) -> Model:
-        """The same weights, with `exchange` behind every attention and every feed-forward."""
-        m = self.model
-        layers = [Layer(_Exchanged(x.attention, exchange), _Exchanged(x.feed_forward, exchange)) for x in m.layers]
-        return Model(m.config, m.embedding, layers, m.norm, m.head)
+        self.alone = _alone(self.model)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[list[Tensor]]:
@@ -95,12 +102,13 @@ class Rank:
             chosen.append(found[1])
             return found
 
-        for moe in self.experts:
+        experts = [x.feed_forward for x in self.alone.layers if isinstance(x.feed_forward, MoeFeedForward)]
+        for moe in experts:
             moe.route = functools.partial(listen, moe.route)
         try:
             yield chosen
         finally:
-            for moe in self.experts:
+            for moe in experts:
                 del moe.route
 
 
@@ -109,12 +117,16 @@ def _num_bytes(tensors: list[Tensor]) -> int:
     return sum({t.data_ptr(): t.numel() * t.element_size() for t in tensors}.values())
 
 
-class _Exchanged:
-    def __init__(self, part: Callable[..., Tensor], exchange: Exchange) -> None:
-        self._part, self._exchange = part, exchange
+def _alone(model: Model) -> Model:
+    """The model with the same weights, of whose ranks nobody else is asked."""
 
-    def __call__(self, x: Tensor, *args: object) -> Tensor:
-        return self._exchange(self._part(x, *args))
+    def alone(part: Any) -> Any:
+        part = copy.copy(part)
+        part.ranks = ONE_RANK
+        return part
+
+    layers = [Layer(alone(layer.attention), alone(layer.feed_forward)) for layer in model.layers]
+    return Model(model.config, model.embedding, layers, model.norm, model.head)
 
 
 class Verified(NamedTuple):
@@ -126,17 +138,20 @@ class Verified(NamedTuple):
 
 
 class Step:
-    """Verify, accept and compact over one tree; the prefix stays where it is, so that a step can be repeated."""
+    """Verify, accept and compact over one tree; the prefix stays where it is, so that a step can be repeated.
+
+    model: of the rank, default: `alone`
+    """
 
     def __init__(self, rank: Rank, tree: DraftTree, model: Model | None = None) -> None:
-        self.rank, self.tree, self.model = rank, tree, model or rank.model
+        self.rank, self.tree, self.model = rank, tree, model or rank.alone
         self.num_rows = tree.token.shape[1]
 
     def __call__(self) -> Verified:
         rank, tree = self.rank, self.tree
         rows = ops.tree_rows_padded(tree, rank.prefix_len)
         logits = self.model.forward(rows, tree, rank.cache, rank.prefix_len)
-        token = ops.argmax(logits, rows.num_rows)
+        token = self.model.ranks.argmax(logits, self.model.config.vocab_size, rows.num_rows)
         path, num_accepted, _ = ops.tree_accept(tree, token, max(1, self.num_rows - 1), rows.begin)
         if self.num_rows > 1:
             rank.cache.compact(rank.prefix_len, path, num_accepted)

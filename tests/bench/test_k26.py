@@ -9,7 +9,7 @@ import torch
 
 from kdtree_nb import ops
 from kdtree_nb.bench import BenchmarkError, Effort, k26
-from kdtree_nb.bench.rank import Rank, StandIn, Step, bushy_tree, chain_of
+from kdtree_nb.bench.rank import LoneGroup, Rank, Step, bushy_tree, chain_of
 from kdtree_nb.hf.step_work import expected_experts, rank_config
 
 EFFORT = Effort(num_rounds=2, num_cases=60)
@@ -22,7 +22,7 @@ def small_plan(**changes) -> k26.Plan:
 @pytest.fixture(scope="module")
 def rank(device):
     with torch.inference_mode():
-        return Rank(rank_config(small_plan().config, 8), device, 128)
+        return Rank(small_plan().config, 8, device, 128)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_a_row_that_differs_is_counted(rank, monkeypatch):
 
     monkeypatch.setattr(rank.model, "forward", spoiled)
     with torch.inference_mode():
-        (counted,) = k26.exactness("k26_step_rows", rank, 8, EFFORT)
+        (counted,) = k26.exactness("k26_step_rows", rank, EFFORT)
     assert 0 < counted.params["changed_rows"] < counted.params["rows"]
 
 
@@ -97,7 +97,7 @@ def test_experts_are_those_that_the_rows_chose(rank):
         rank.prefix_len.fill_(40)
         found = step.distinct_experts()
     assert 0.8 < found / expected_experts(384, 8, 16) < 1.2
-    assert not any("route" in vars(layer.feed_forward) for layer in rank.model.layers)
+    assert not any("route" in vars(layer.feed_forward) for layer in rank.alone.layers)
 
 
 def test_layers_that_are_not_heard_of_are_an_error(rank, monkeypatch):
@@ -107,19 +107,28 @@ def test_layers_that_are_not_heard_of_are_an_error(rank, monkeypatch):
         Step(rank, bushy_tree(2, 256, rank.device)).distinct_experts()
 
 
-@pytest.mark.parametrize("num_ranks", [2, 8])
-def test_the_stand_in_changes_no_bit(num_ranks, device):
-    x = torch.randn(7, 33, device=device).to(torch.bfloat16)
-    assert torch.equal(StandIn(num_ranks)(x), x)
+def test_what_is_gathered_alone_adds_up_to_itself(device):
+    part = torch.randn(7, 33, device=device)
+    gathered = LoneGroup(8, torch.device(device)).all_gather(part)
+    assert gathered.shape == (8, 7, 33) and torch.equal(gathered[0], part) and not gathered[1:].any()
+    assert torch.equal(ops.add_partials(gathered, torch.float32), part)
 
 
-def test_a_step_with_the_stand_in_gives_the_same_logits(rank):
+def test_sums_with_the_stand_in_are_those_of_the_rank_alone(rank):
+    """To rounding: a part is one segment of the whole sum, and eight of the rank's own."""
     tree = bushy_tree(6, 256, rank.device)
     with torch.inference_mode():
         rank.prefix_len.fill_(40)
-        plain = Step(rank, tree)()
-        summed = Step(rank, tree, rank.with_exchange(StandIn(8)))()
-    assert torch.equal(plain.logits, summed.logits) and torch.equal(plain.token, ops.argmax(plain.logits))
+        alone, summed = Step(rank, tree)(), Step(rank, tree, rank.model)()
+    assert torch.equal(alone.token, ops.argmax(alone.logits))
+    assert alone.logits.shape == summed.logits.shape == (6, 2048 // 8)
+    assert (alone.logits - summed.logits).abs().max() < 0.1 * alone.logits.abs().max()
+
+
+def test_a_rank_of_eight_holds_what_the_account_says(rank):
+    assert rank.config == rank_config(small_plan().config, 8)
+    assert rank.alone.layers[1].attention.num_heads == 1 and rank.model.ranks.num_ranks == 8
+    assert rank.alone.head.num_out == 2048 // 8 and rank.model.embedding.shape[0] == 2048
 
 
 def test_a_rank_is_int4_where_the_checkpoint_is(rank):
@@ -128,14 +137,14 @@ def test_a_rank_is_int4_where_the_checkpoint_is(rank):
     count = 3 * model.n_routed_experts * model.hidden_size * model.moe_intermediate_size
     assert sum(t.numel() * t.element_size() for t in routed if t is not None) == count * (0.5 + 2 / 32)
     with torch.inference_mode():
-        again = Rank(rank.config, rank.device, 16)
+        again = Rank(small_plan().config, 8, rank.device, 16)
     assert torch.equal(again.model.head.data, rank.model.head.data)
     assert again.weight_bytes == rank.weight_bytes > 1e6
 
 
 def test_packed_experts_give_the_bits_of_those_as_stored(device):
     with torch.inference_mode():
-        rank = Rank(rank_config(small_plan().config, 8), device, 64, as_stored=True)
+        rank = Rank(small_plan().config, 8, device, 64, as_stored=True)
         assert rank.experts[0].experts.gate_up_scale is not None
         step = Step(rank, bushy_tree(9, 256, device))
         stored = step().logits.clone()
