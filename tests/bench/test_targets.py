@@ -88,7 +88,10 @@ def verdicts(record):
     return judge(bench.targets_of(record.device_kind), record.results)
 
 
-@pytest.mark.parametrize("record", viz.load_records(), ids=lambda record: record.path.stem)
+JUDGED = [record for record in viz.load_records() if verdicts(record)]
+
+
+@pytest.mark.parametrize("record", JUDGED, ids=lambda record: record.path.stem)
 def test_what_a_committed_record_misses_is_listed_with_a_reason(record):
     for verdict in verdicts(record):
         assert verdict.met or verdict.target.open, verdict.target.claim
