@@ -90,6 +90,9 @@ class Rank:
             if e.gate_up_scale is not None and e.down_scale is not None:
                 gate_up, down = ops.pack_int4(e.gate_up, e.gate_up_scale), ops.pack_int4(e.down, e.down_scale)
                 moe.experts = e._replace(gate_up=gate_up, down=down, gate_up_scale=None, down_scale=None)
+                del e
+                if gate_up.is_cuda:  # packed ones are larger than the words, whose memory would lie idle
+                    torch.cuda.empty_cache()
         self.alone = _alone(self.model)
 
     @contextlib.contextmanager
