@@ -8,8 +8,10 @@
 Every rank runs the same calls. `parallel.run` starts processes on this machine and calls a function on each.
 """
 
+from kdtree_nb.model.share import Share
+from kdtree_nb.parallel import programs
 from kdtree_nb.parallel.local import run
 from kdtree_nb.parallel.tensor_parallel import TensorParallel, start
 from kdtree_nb.parallel.watch import Patience
 
-__all__ = ["Patience", "TensorParallel", "run", "start"]
+__all__ = ["Patience", "Share", "TensorParallel", "programs", "run", "start"]

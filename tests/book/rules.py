@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Any
 
 PUBLIC_NAMES = {
-    "Engine", "Sampling", "load_model", "ops", "drafters", "speculate", "train", "bench", "integrations", "reference",
-    "viz",
+    "Engine", "Sampling", "load_model", "ops", "drafters", "speculate", "train", "bench", "integrations", "parallel",
+    "reference", "viz",
 }  # fmt: skip
 HIDING_TAGS = {"hide-input", "hide-cell", "remove-input", "remove-cell"}
 HEADINGS = ("Predict", "What surprised us", "Exercises", "Summary")
