@@ -12,6 +12,9 @@ from kdtree_nb.drafters.dflash.config import DFlashConfig
 from kdtree_nb.drafters.dflash.weights import Weights
 from kdtree_nb.native import ops
 
+MAX_SINGLE_WORK = 1 << 25
+"""Multiply-adds up to which attention stays on one thread of a CPU: others would save less than waiting costs."""
+
 
 class Block(NamedTuple):
     """Where the A blocks of b tokens of a pass stand.
@@ -85,11 +88,27 @@ class Layer:
         keys[block.row[:, None], block.slot] = k.reshape(A, b, K, d)
         values[block.row[:, None], block.slot] = qkv[:, H + K :].reshape(A, b, K, d)
         q = q.reshape(A, b, K, H // K, d).permute(0, 2, 3, 1, 4).reshape(A, K, H // K * b, d)
-        mixed = scaled_dot_product_attention(q, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask)
+        mixed = attend(q, keys.transpose(1, 2), values.transpose(1, 2), mask)
         mixed = mixed.view(A, K, H // K, b, d).permute(0, 3, 1, 2, 4).reshape(A * b, H * d)
         x = ops.linear(mixed, self.o_proj, x)
         gate_up = ops.linear(ops.rms_norm(x, self.mlp_norm, self.eps), self.gate_up)
         return ops.linear(ops.swiglu(gate_up), self.down, x)
+
+
+def attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """q [A, K, r, d], keys and values [A, K, n, d], mask bool [A, 1, r, n] -> [A, K, r, d].
+
+    On a CPU torch's OpenMP threads wait for each other: with other work on two cores, each call took milliseconds
+    instead of microseconds. So small ones stay on this thread; the number of threads is afterwards what it was.
+    """
+    num_threads = torch.get_num_threads()
+    if q.is_cuda or num_threads == 1 or q.numel() * keys.shape[2] > MAX_SINGLE_WORK:
+        return scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+    torch.set_num_threads(1)
+    try:
+        return scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 class PackedDrafter:
