@@ -74,8 +74,8 @@ class Stream:
         stats = self.stats
         self.committed = Commit(len(self.tokens), len(stats.nodes_per_step), len(self.logits), self.finish_reason)
 
-    def rollback(self) -> None:
-        """As at the last commit, outside any batch, with nothing in a cache. It emits the same again from there."""
+    def cut(self) -> None:
+        """Drop what was emitted since the last commit."""
         num_tokens, num_steps, num_logits, self.finish_reason = self.committed
         stats = self.stats
         for values, count in (
@@ -84,7 +84,11 @@ class Stream:
         ):  # fmt: skip
             del values[count:]
         stats.num_tokens = num_tokens - self.num_prompt_tokens
-        self.seat, self.num_unfilled = -1, num_tokens - 1
+
+    def rollback(self) -> None:
+        """As at the last commit, outside any batch, with nothing in a cache. It emits the same again from there."""
+        self.cut()
+        self.seat, self.num_unfilled = -1, len(self.tokens) - 1
 
     def fail(self, error: Exception) -> Exception:
         """`error`, which from now on is what ended this stream."""

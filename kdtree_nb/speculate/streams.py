@@ -18,7 +18,8 @@ class Streams:
     """Continuous batching: streams join a batch and leave it while others run.
 
     A turn frees the seats of those that have finished, gives the free seats to those that wait, the first submitted
-    first, prefills a chunk and takes one step of all that run. Any thread may take it; one does at a time.
+    first, prefills a chunk and takes one step of all that run. Any thread may take it; one does at a time. What calls
+    in from inside a turn (a drafter, a signal handler) may submit, cancel and close, but takes no other turn.
 
     After an error or an interrupt the batch is thrown away. What was emitted is kept, and the streams go on from there
     in a new batch: a position's logits are the same bits whether a step or a prefill computed what lies before it.
@@ -35,7 +36,7 @@ class Streams:
         self._open_batch, self._close_batch = open_batch, close_batch
         self._batch: Batch | None = None
         self._unfinished: list[Handle] = []
-        self._lock = threading.RLock()
+        self._lock, self._is_turning = threading.RLock(), False
 
     def submit(self, stream: Stream, no_logits: torch.Tensor | None) -> Handle:
         """Take in a stream, and give it its index. Raises QueueFullError where no place is free."""
@@ -45,7 +46,7 @@ class Streams:
                     "submit: expected an engine that is open, got one that was closed; make another Engine"
                 )
             self._sweep()
-            num_unfinished = len(self._unfinished)
+            num_unfinished = sum(not handle.is_finished for handle in self._unfinished)
             if num_unfinished >= self.max_streams + self.max_waiting:
                 raise QueueFullError(
                     f"submit: expected a free place, got {num_unfinished} unfinished streams (max_streams "
@@ -66,12 +67,13 @@ class Streams:
         stay as they are.
         """
         with self._lock:
+            self._refuse_inside("step")
             self._sweep()
             if self._unfinished:
                 try:
-                    self._turn()
-                except BaseException as error:
-                    self._give_up(error)
+                    self._guarded_turn()
+                finally:  # also where an interrupt came in front of that
+                    self._is_turning = False
             self._sweep()
             return bool(self._unfinished)
 
@@ -80,13 +82,31 @@ class Streams:
         is_done = False
         while not is_done:
             with self._lock:
+                self._refuse_inside("read a handle")
                 is_done = handle.is_finished or handle.num_tokens >= num_tokens
                 if not is_done:
                     self.step()
 
+    def _guarded_turn(self) -> None:
+        self._is_turning = True
+        try:
+            self._turn()
+        except BaseException as error:
+            self._give_up(error)
+        finally:
+            self._is_turning = False
+
+    def _refuse_inside(self, what: str) -> None:
+        """Raises ValueError where this thread is in a turn, which another one would run into."""
+        if self._is_turning:
+            raise ValueError(
+                f"{what}: expected no step of this engine in progress, got one inside another, as from a drafter or a "
+                "signal handler; note there what is to be done, and do it behind the step"
+            )
+
     def _turn(self) -> None:
         batch = self._batch or self._begin()
-        if finished := [s for s in batch.streams if s.index >= 0 and s.finish_reason]:
+        if finished := [s for s in batch.streams if s.index >= 0 and s.committed.finish_reason]:
             batch.leave(finished)
         waiting = [h.stream for h in self._unfinished if h.stream.seat < 0]
         if waiting and batch.free_seats:
@@ -96,7 +116,7 @@ class Streams:
         end_s = time.perf_counter()
         for handle in self._unfinished:
             stream = handle.stream
-            if stream.seat >= 0:
+            if stream.seat >= 0 and not handle.is_finished:
                 stream.add_seconds(before, batch.seconds)
                 stream.commit()
                 handle.stamp(begin_s, end_s)
@@ -119,18 +139,28 @@ class Streams:
             raise error
 
     def _sweep(self) -> None:
-        """Forget the streams that have finished; without any other the batch is given back."""
+        """Forget the streams that have finished; without any other the batch is given back. A turn does without."""
+        if self._is_turning:
+            return
+        for handle in self._unfinished:
+            if handle.is_finished:
+                handle.stream.cut()
         self._unfinished = [handle for handle in self._unfinished if not handle.is_finished]
         if not self._unfinished and self._batch is not None:
             batch, self._batch = self._batch, None
             batch.close()
-            self._close_batch(batch)
+            if not self.is_closed:
+                self._close_batch(batch)
 
     def end(self, handle: Handle, reason: str) -> bool:
-        """End a stream where it stands. False where it had finished by itself."""
+        """End a stream where it stands. False where it had finished by itself. What a turn in progress has done for it
+        is dropped when that is over."""
         with self._lock:
             if handle.is_finished:
                 return False
+            if self._is_turning:
+                handle.stream.committed = handle.stream.committed._replace(finish_reason=reason)
+                return True
             if self._batch is None:
                 handle.stream.rollback()
             handle.stream.finish_reason = reason

@@ -393,11 +393,16 @@ def test_no_memory_for_the_first_step(tiny2, prompt, want, monkeypatch):
     assert handle.result().tokens == want
 
 
-class Interrupt:
-    """Raises KeyboardInterrupt at the `count`-th line that is run in the folder of the engine, as Ctrl-C may."""
+def press_ctrl_c():
+    raise KeyboardInterrupt
 
-    def __init__(self, count: int) -> None:
-        self.left, self.where = count, None
+
+class Interrupt:
+    """Calls `action` at the `count`-th line that is run in the folder of the engine, as a signal handler may; by default
+    it raises KeyboardInterrupt."""
+
+    def __init__(self, count: int, action=press_ctrl_c) -> None:
+        self.left, self.where, self.action = count, None, action
 
     def __enter__(self):
         self.before = sys.gettrace()
@@ -415,7 +420,7 @@ class Interrupt:
             self.left -= 1
             if self.left == 0:
                 self.where = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
-                raise KeyboardInterrupt
+                self.action()
         return self._line
 
 
@@ -447,6 +452,53 @@ def test_ctrl_c_at_any_line(tiny2, prompts, ar, skip_gram, drafting):
         for handle in handles:
             assert handle.stats.num_tokens == NUM_TOKENS and len(handle.latency.token_s) == NUM_TOKENS
     assert len(places) > 20
+
+
+@pytest.mark.parametrize("ending", ["cancel", "close"])
+@pytest.mark.parametrize("drafting", ["on the host", "on the device"])
+def test_a_signal_handler_ends_streams_at_any_line(tiny2, prompts, ar, skip_gram, drafting, ending):
+    """Also in the middle of a step: the ended have what was there to be read, the others and who comes then all."""
+    drafter = drafters.NGram() if drafting == "on the host" else skip_gram
+    inside = 0
+    for count in range(150, 1500, 61):
+        engine = Engine(tiny2, drafter, budget=6, max_streams=2)
+        handles = submit_all(engine, prompts["tiny2"], return_logits=True)
+        shown = []
+
+        def act(engine=engine, handles=handles, shown=shown):
+            shown.append(handles[0].tokens)
+            if ending == "close":
+                engine.close()
+            elif handles[0].cancel():
+                handles.append(engine.submit(prompts["tiny2"][0], NUM_TOKENS, stop_token_ids=(), return_logits=True))
+
+        with Interrupt(count, act) as interrupt:
+            engine.run()
+        inside += ".step:" in interrupt.where or "Batch" in interrupt.where
+        assert handles[0].result().tokens == handles[0].tokens == shown[0] or not handles[0].cancel()
+        for handle, alone in zip(handles, [*ar("tiny2"), ar("tiny2")[0]], strict=False):
+            got, n = handle.result(), handle.num_tokens
+            assert got.finish_reason == handle.finish_reason
+            assert n == NUM_TOKENS or got.finish_reason == ("closed" if ending == "close" else "cancelled")
+            assert got.tokens == alone.tokens[:n] and torch.equal(got.logits, alone.logits[:n])
+            assert n == got.stats.num_tokens == sum(got.stats.accepted_per_step) + len(got.stats.nodes_per_step)
+    assert inside > 3
+
+
+@pytest.mark.parametrize("call", ["step", "run", "result"])
+def test_no_step_inside_a_step(tiny2, prompts, ar, script, call):
+    """A drafter that takes steps is an error, and costs nobody a token."""
+
+    def answer(context):
+        getattr(handles[1] if call == "result" else engine, call)()
+
+    engine = Engine(tiny2, script(answer), budget=4)
+    handles = submit_all(engine, prompts["tiny2"])
+    with pytest.raises(ValueError, match="expected no step of this engine in progress, got one inside another"):
+        engine.run()
+    engine.drafter = drafters.NGram()
+    engine.run()
+    assert [h.tokens for h in handles] == [g.tokens for g in ar("tiny2")]
 
 
 @pytest.mark.parametrize("is_pressed_twice", [False, True])
