@@ -47,7 +47,7 @@ constexpr LinearShape kShapes[kNumInt4Shapes] = {
     KDTREE_INT4_WGMMA(1, 8, 1, 8, 2, 4, 2, 2),  // 128, two blocks
     KDTREE_INT4_WGMMA(1, 8, 1, 8, 2, 2, 4, 2),  // 128, four blocks
     KDTREE_INT4_WGMMA(2, 4, 1, 8, 2, 1, 4, 2),  // 64, four blocks
-    KDTREE_INT4(1, 8, 1, 16, 2, 8, 1, 1),       // 128 rows: 128
+    KDTREE_INT4(1, 8, 1, 16, 1, 8, 1, 1),       // 128 rows: 128
     KDTREE_INT4_WGMMA(1, 8, 1, 16, 2, 8, 1, 1),  // 128
     KDTREE_INT4_WGMMA(1, 8, 1, 16, 2, 2, 4, 1),  // 128, four blocks
 };
