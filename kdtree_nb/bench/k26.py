@@ -13,7 +13,7 @@ import torch
 
 from kdtree_nb.bench import lab
 from kdtree_nb.bench.lab import Lab, dtype_name
-from kdtree_nb.bench.rank import DTYPE, Rank, Step, bushy_tree, chain_of
+from kdtree_nb.bench.rank import DTYPE, Rank, Step, bushy_tree, chain_of, seconds_of
 from kdtree_nb.bench.runner import Effort, Group, Measurement, Sample, compete, per_call, require
 from kdtree_nb.hf.config import HfConfig, read_config
 from kdtree_nb.hf.step_work import rank_config, step_work
@@ -145,13 +145,13 @@ class _Bench:
         rows = [n for n in self.plan.rows if n in FLOATS_FIRST_ROWS]
         results = self._sweep("k26_layer/floats first", rank, effort, rows, self.plan.prefix_lens[:1])
         rank.pack_int4()
-        _free(self.lab.device)
+        free(self.lab.device)
         results += self._sweep("k26_layer/captured", rank, effort, self.plan.rows, self.plan.prefix_lens)
         return results + exactness("k26_layer_rows", rank, effort)
 
     def steps(self, effort: Effort) -> list[Measurement]:
         """Whole steps of one rank: build and memory, times, eager launches, exactness, and what they add up to."""
-        _free(self.lab.device)
+        free(self.lab.device)
         rank = Rank(self.plan.config, self.plan.num_ranks, self.lab.device, self.plan.num_slots)
         rows, prefix_lens = self.plan.rows, self.plan.prefix_lens
         results = self._sweep("k26_step/captured", rank, effort, rows, prefix_lens)
@@ -219,7 +219,7 @@ def exactness(group: str, rank: Rank, effort: Effort) -> list[Measurement]:
     return [Measurement(f"{group}/native", [num_rows], params, "row")]
 
 
-def _free(device: torch.device) -> None:
+def free(device: torch.device) -> None:
     """Give back what earlier groups held, and count the peak of memory from here."""
     gc.collect()
     if device.type == "cuda":
@@ -265,21 +265,10 @@ class _Cell:
         return place | {"distinct_experts": experts} | self.lab.work(num_bytes, work.flops, DTYPE)
 
     def _sample(self, replay: Callable[[], object]) -> Sample:
-        """Device seconds of one replay behind another, so that its launch is not waited for; on a CPU of the call."""
+        """See `seconds_of`; on a CPU of a call, over as many as last long enough."""
         if self.step.rank.device.type == "cpu":
             return self.lab.wall(replay)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-
-        def sample() -> float:
-            torch.cuda.synchronize()
-            replay()
-            begin.record()
-            replay()
-            end.record()
-            end.synchronize()
-            return begin.elapsed_time(end) * 1e-3
-
-        return sample
+        return seconds_of(replay, self.step.rank.device)
 
     def _same_eagerly(self) -> bool:
         self.captured.replay()

@@ -7,20 +7,21 @@ import copy
 import functools
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from kdtree_nb.bench.random_weights import RandomSource
-from kdtree_nb.bench.runner import require
+from kdtree_nb.bench.runner import Sample, clock, require
 from kdtree_nb.config import MAX_BUDGET
 from kdtree_nb.hf.config import HfConfig
 from kdtree_nb.hf.step_work import rank_config
 from kdtree_nb.model import LatentCache, Model
 from kdtree_nb.model.build import build
+from kdtree_nb.model.checkpoint import fingerprint
 from kdtree_nb.model.moe import MoeFeedForward
-from kdtree_nb.model.ranks import ONE_RANK
+from kdtree_nb.model.ranks import ONE_RANK, Ranks
 from kdtree_nb.model.transformer import Layer
 from kdtree_nb.native import ops
 from kdtree_nb.native.capture import Capture
@@ -33,15 +34,13 @@ DTYPE = torch.bfloat16
 
 
 class LoneGroup:
-    """In place of a `parallel.Group` where only rank 0 of num_ranks is there: the memory traffic, no link.
+    """In place of a `parallel.Group` where only one rank of num_ranks is there: the memory traffic, no link.
 
     What the others would send is zero, so that sums over ranks are this rank's part.
     """
 
-    rank = 0
-
-    def __init__(self, num_ranks: int, device: torch.device) -> None:
-        self.num_ranks, self.device = num_ranks, device
+    def __init__(self, num_ranks: int, device: torch.device, rank: int = 0) -> None:
+        self.num_ranks, self.device, self.rank = num_ranks, device, rank
 
     def all_gather(self, x: Tensor) -> Tensor:
         """[…] -> [num_ranks, …]."""
@@ -49,21 +48,27 @@ class LoneGroup:
         out[self.rank].copy_(x)
         return out
 
+    def agree(self, what: str, value: str) -> None:
+        """There is nobody to disagree with."""
+
 
 class Rank:
-    """Rank 0 of num_ranks of a model, random; a cache of one stream, random; how long making them took.
+    """One of num_ranks ranks of a model, random; a cache of one stream, random; how long making them took.
 
-    model:     its products leave parts of sums, which are added with those that a LoneGroup gives
+    model:     its products leave parts of sums, which are added with those of the other ranks, or with what a LoneGroup
+               gives
     alone:     the same weights without the others: products end in what the rank's own part gives
     config:    what this rank computes (`rank_config`)
     num_slots: of the cache, which every step shares
     as_stored: leave INT4 experts as a checkpoint stores them, so that products make floats of them, until `pack_int4`
+    ranks:     the num_ranks that are there; default: rank 0 alone
     """
 
     def __init__(
-        self, config: HfConfig, num_ranks: int, device: torch.device, num_slots: int, as_stored: bool = False
+        self, config: HfConfig, num_ranks: int, device: torch.device, num_slots: int, as_stored: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:  # fmt: skip
-        ranks = ONE_RANK if num_ranks == 1 else TensorParallel(LoneGroup(num_ranks, device))
+        ranks = ranks or (ONE_RANK if num_ranks == 1 else TensorParallel(LoneGroup(num_ranks, device)))
         begin = time.perf_counter()
         with memory_for("bench k26: expected memory for one rank", device, "Use fewer --layers or shorter --prefix."):
             self.model = build(config.model, RandomSource(config, device, DTYPE), ranks)
@@ -71,12 +76,14 @@ class Rank:
                 self.pack_int4()
             self.weight_bytes = _num_bytes(self.model.tensors())
             self.cache: LatentCache = self.model.new_cache(1, num_slots)
-            self.cache.data.normal_()
+            self.cache.data.normal_(generator=torch.Generator(device).manual_seed(0))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         self.config, self.num_ranks, self.device = rank_config(config, num_ranks), num_ranks, device
-        self.alone, self.build_s = _alone(self.model), time.perf_counter() - begin
+        self.alone, self.build_s = self.with_ranks(ONE_RANK), time.perf_counter() - begin
         self.prefix_len = torch.zeros(1, dtype=torch.int32, device=device)
+        if num_ranks > 1:
+            ranks.agree("bench k26 (configuration, weights)", fingerprint(self.model))
 
     @property
     def experts(self) -> list[MoeFeedForward]:
@@ -93,11 +100,18 @@ class Rank:
                 del e
                 if gate_up.is_cuda:  # packed ones are larger than the words, whose memory would lie idle
                     torch.cuda.empty_cache()
-        self.alone = _alone(self.model)
+        self.alone = self.with_ranks(ONE_RANK)
 
+    def with_ranks(self, ranks: Ranks) -> Model:
+        """The same weights, with other `ranks`."""
+        m = self.model
+        layers = [Layer(_with_ranks(x.attention, ranks), _with_ranks(x.feed_forward, ranks)) for x in m.layers]
+        return Model(m.config, m.embedding, layers, m.norm, m.head, ranks)
+
+    @staticmethod
     @contextlib.contextmanager
-    def listening(self) -> Iterator[list[Tensor]]:
-        """A list that gets the expert ids [T, k] of every layer of the forwards inside."""
+    def listening(model: Model) -> Iterator[list[Tensor]]:
+        """A list that gets the expert ids [T, k] of every layer of the forwards of `model` inside."""
         chosen: list[Tensor] = []
 
         def listen(route: Callable[..., tuple[Tensor, Tensor, Tensor]], *args: Tensor) -> tuple[Tensor, ...]:
@@ -105,7 +119,7 @@ class Rank:
             chosen.append(found[1])
             return found
 
-        experts = [x.feed_forward for x in self.alone.layers if isinstance(x.feed_forward, MoeFeedForward)]
+        experts = [x.feed_forward for x in model.layers if isinstance(x.feed_forward, MoeFeedForward)]
         for moe in experts:
             moe.route = functools.partial(listen, moe.route)
         try:
@@ -120,20 +134,16 @@ def _num_bytes(tensors: list[Tensor]) -> int:
     return sum({t.data_ptr(): t.numel() * t.element_size() for t in tensors}.values())
 
 
-def _alone(model: Model) -> Model:
-    """The model with the same weights, of whose ranks nobody else is asked."""
-
-    def alone(part: Any) -> Any:
-        part = copy.copy(part)
-        part.ranks = ONE_RANK
-        return part
-
-    layers = [Layer(alone(layer.attention), alone(layer.feed_forward)) for layer in model.layers]
-    return Model(model.config, model.embedding, layers, model.norm, model.head)
+def _with_ranks(part: Any, ranks: Ranks) -> Any:
+    """A layer's part with the same weights."""
+    other = copy.copy(part)
+    other.ranks = ranks
+    return other
 
 
 class Verified(NamedTuple):
-    """What a step leaves: logits f32 [T, V], the token i64 [T] behind each row, num_accepted i32 [1]."""
+    """What a step leaves: logits f32 [T, V] (of several ranks this one's part), the token i64 [T] behind each row,
+    num_accepted i32 [1]."""
 
     logits: Tensor
     token: Tensor
@@ -162,20 +172,73 @@ class Step:
 
     def distinct_experts(self) -> float:
         """Experts that a layer wakes, on average over layers; 0 without routed experts."""
-        with self.rank.listening() as chosen:
-            Step(self.rank, self.tree)()
+        with self.rank.listening(self.model) as chosen:
+            self()
         config = self.rank.config.model
         num_layers = config.num_hidden_layers - config.first_k_dense_replace
         require(len(chosen) == num_layers, "bench k26", f"{num_layers} layers with experts, heard of {len(chosen)}")
         return sum(len(ids.unique()) for ids in chosen) / max(1, num_layers)
 
-    def captured(self, pool: tuple[int, int] | None) -> Capture[Verified] | CudaGraph[Verified]:
-        """The step as one CUDA graph, after a first run that loads every kernel; on a CPU, its recorded calls."""
-        self()
-        if self.rank.device.type == "cpu":
-            return Capture(self)
-        torch.cuda.empty_cache()
-        return CudaGraph(self, self.rank.device, pool)
+    def captured(self, pool: tuple[int, int] | None) -> Repeatable[Verified]:
+        """The step as one CUDA graph, after a first run that loads every kernel; on a CPU, its recorded calls, or of
+        several ranks the step itself."""
+        return captured(self, self.rank.device, pool, self.model.ranks.only_ops)
+
+
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+class Repeatable(Protocol[Result_co]):
+    """Work that can be done again, and what its last run left."""
+
+    @property
+    def result(self) -> Result_co:
+        """Of the last run."""
+        ...
+
+    def replay(self) -> object:
+        """Do it again."""
+        ...
+
+
+class Eager(Generic[Result_co]):
+    """A function that is called again."""
+
+    def __init__(self, function: Callable[[], Result_co]) -> None:
+        self._function, self.result = function, function()
+
+    def replay(self) -> None:
+        """Call it."""
+        self.result = self._function()
+
+
+def captured(
+    function: Callable[[], Result_co], device: torch.device, pool: tuple[int, int] | None, only_ops: bool
+) -> Repeatable[Result_co]:  # fmt: skip
+    """`function` as one CUDA graph, after a first run; on a CPU its recorded calls where it makes only_ops, else it."""
+    function()
+    if device.type == "cpu":
+        return Capture(function) if only_ops else Eager(function)
+    torch.cuda.empty_cache()
+    return CudaGraph(function, device, pool)
+
+
+def seconds_of(replay: Callable[[], object], device: torch.device) -> Sample:
+    """Samples device seconds of one replay behind another, so that its launch is not waited for; on a CPU of a call."""
+    if device.type == "cpu":
+        return functools.partial(clock, replay)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def sample() -> float:
+        torch.cuda.synchronize()
+        replay()
+        begin.record()
+        replay()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) * 1e-3
+
+    return sample
 
 
 def bushy_tree(num_nodes: int, vocab_size: int, device: torch.device, seed: int = 0) -> DraftTree:

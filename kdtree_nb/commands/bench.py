@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kdtree_nb.commands import bench_k26
+from kdtree_nb.commands import bench_k26, common
 
 if TYPE_CHECKING:
     from kdtree_nb.bench import Effort, Failure, Measurement
     from kdtree_nb.bench.runner import Group
+    from kdtree_nb.parallel import TensorParallel
 
 HELP = "measure this machine and record raw samples in data/benchmarks/"
 EPILOG = """A quick or partial run writes a record only where --out says so.
@@ -62,9 +63,25 @@ def run(args: argparse.Namespace) -> int:
 
 def run_k26(args: argparse.Namespace) -> int:
     """`bench k26`. Status 1 if a group failed."""
+    target = args.out or (None if bench_k26.is_partial(args) else bench_k26.record_path(args))
+    if args.tp:
+        return common.end_of_rank(args.device, lambda: _run_k26_ranks(args, target))
     groups, effort = bench_k26.groups(args)
-    target = args.out or (None if bench_k26.is_partial(args) else bench_k26.record_path(args.device))
     return _report(args, *measure(groups, effort, target, bench_k26.command(args), args.device))
+
+
+def _run_k26_ranks(args: argparse.Namespace, target: Path | None) -> int:
+    """As one of all ranks; the first writes and prints. What fails on one rank ends all."""
+    from kdtree_nb.parallel import Patience
+
+    kind = args.device
+    with common.started(args, Patience(bench_k26.START_S, bench_k26.EXCHANGE_S)) as ranks:
+        groups, effort = bench_k26.groups_of_ranks(args, ranks)
+        args.device = kind
+        measurements, failures = measure(groups, effort, target, bench_k26.command(args), kind, ranks)
+        if ranks.rank == 0:
+            bench_k26.print_projection(args, measurements)
+    return _report(args, measurements, failures) if ranks.rank == 0 else 0
 
 
 def _report(args: argparse.Namespace, measurements: Sequence[Measurement], failures: Sequence[Failure]) -> int:
@@ -77,31 +94,35 @@ def _report(args: argparse.Namespace, measurements: Sequence[Measurement], failu
 
 
 def measure(
-    groups: Mapping[str, Group], effort: Effort, target: Path | None, words: str, device: str
-) -> tuple[list[Measurement], list[Failure]]:
+    groups: Mapping[str, Group], effort: Effort, target: Path | None, words: str, device: str,
+    ranks: TensorParallel | None = None,
+) -> tuple[list[Measurement], list[Failure]]:  # fmt: skip
     """Run the groups; the record is written after each, so that what was measured is kept whatever comes later.
 
     words: the command that the record names
+    ranks: those that run the groups together. The first writes; a group that fails on one is raised there
     """
     import torch
 
     from kdtree_nb import bench
     from kdtree_nb.native import require
 
-    if device == "cuda":
+    if device == "cuda" or ranks:
         require(torch.device(device))
     failures: list[Failure] = []
-    path = None
+    path, is_first = None, ranks is None or ranks.rank == 0
 
     def keep(measurements: list[Measurement]) -> None:
         nonlocal path
-        if target:
+        if target and is_first:
             record = bench.make_record(measurements, words, device, failures)
+            record = bench_k26.of_ranks(record, ranks.num_ranks) if ranks else record
             path = bench.write_record(record, target)
         if device == "cuda":
             torch.cuda.empty_cache()
 
-    measurements = bench.run_groups(groups, effort, failures=failures, after_group=keep)
+    caught = failures if ranks is None else None
+    measurements = bench.run_groups(groups, effort, is_first, caught, keep)
     if path:
         print(f"record: {path}")
     return measurements, failures

@@ -1,25 +1,32 @@
-"""bench k26: one tensor-parallel rank of Kimi K2.6 at its true dimensions, with random weights made on the device."""
+"""bench k26: Kimi K2.6 at its true dimensions, one tensor-parallel rank or all, with random weights."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kdtree_nb.bench import Effort
+    from kdtree_nb.bench import Effort, Measurement
+    from kdtree_nb.bench.k26 import Plan
     from kdtree_nb.bench.runner import Group
+    from kdtree_nb.parallel import TensorParallel
 
-HELP = "one rank of Kimi K2.6 at its true dimensions: steps of 1 to 64 rows behind prefixes of 1k to 128k"
+HELP = "Kimi K2.6 at its true dimensions, one rank or all: steps of 1 to 64 rows behind prefixes of 1k to 128k"
 EPILOG = """No checkpoint is read: weights are random, INT4 experts among them, and made on the device. A rank of eight
 takes about 100 GB of memory. Random weights send random tokens to about as many experts as chance would: the worst
 case. What all ranks would take together is a projection from one, with --reduce-us assumed for each sum over ranks.
+All of them, on eight GPUs: torchrun --nproc-per-node 8 -m kdtree_nb bench k26 --tp 8
 Where there is no GPU: kdtree-nb bench k26 --device cpu --small --layers 2"""
 
 _SWITCHES = ("small", "quick", "check")
+
+START_S, EXCHANGE_S = 300.0, 60.0
+"""How long a rank that is alive may take to build its share, and to come to an exchange, before the others give it up.
+One that is gone they notice in seconds."""
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
@@ -29,9 +36,15 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="what to measure (default: cuda)")
-    parser.add_argument(
+    ranks = parser.add_mutually_exclusive_group()
+    ranks.add_argument(
         "--tp-rank-of", type=int, default=8, metavar="N", help="how many ranks share the model; one is run (default: 8)"
     )
+    ranks.add_argument("--tp", type=int, metavar="N", help="run all N ranks, which torchrun has started")
+    parser.add_argument(
+        "--projection", type=Path, metavar="RECORD",
+        help="with --tp: a record of one rank to compare with (default: the device's in data/benchmarks, if any)",
+    )  # fmt: skip
     parser.add_argument("--layers", type=int, metavar="N", help="only the first N layers")
     parser.add_argument("--small", action="store_true", help="the same structure in narrow layers, for a CPU")
     parser.add_argument("--rows", type=int, nargs="+", metavar="N", help="rows of a step (default: 1 … 64)")
@@ -44,15 +57,42 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 def groups(args: argparse.Namespace) -> tuple[dict[str, Group], Effort]:
     """The groups that the options ask for, and how much they may do. Raises ValueError on sizes that do not fit."""
+    from kdtree_nb.bench import k26
+
+    if args.projection:
+        raise ValueError("--projection: expected --tp N beside it, got one rank, which makes a projection itself")
+    effort, plan = _effort(args), _plan(args, args.tp_rank_of)
+    return k26.k26_groups(k26.k26_lab(args.device, effort), plan), effort
+
+
+def groups_of_ranks(args: argparse.Namespace, ranks: TensorParallel) -> tuple[dict[str, Group], Effort]:
+    """The same for all ranks together. Raises ValueError also where there are not --tp of them."""
+    from kdtree_nb.bench import all_ranks, k26
+
+    if ranks.num_ranks != args.tp:
+        raise ValueError(
+            f"--tp: expected the number of processes that torchrun has started, {ranks.num_ranks}, got {args.tp}"
+        )
+    effort, plan = _effort(args), _plan(args, args.tp)
+    ranks.agree("bench k26 (options)", repr((plan, effort)))
+    return all_ranks.all_ranks_groups(k26.k26_lab(str(ranks.device), effort), plan, ranks), effort
+
+
+def _effort(args: argparse.Namespace) -> Effort:
     from kdtree_nb import bench
     from kdtree_nb.bench import k26
 
     effort = bench.Effort.quick() if args.quick else bench.Effort(num_rounds=k26.NUM_ROUNDS)
     if args.rows or args.prefix:  # whoever names sizes wants them all
         effort = dataclasses.replace(effort, every=1)
+    return effort
+
+
+def _plan(args: argparse.Namespace, num_ranks: int) -> Plan:
+    from kdtree_nb.bench import k26
+
     given = {"rows": args.rows, "prefix_lens": args.prefix, "reduce_us": args.reduce_us}
-    plan = k26.Plan.published(args.tp_rank_of, args.layers, args.small, **given)
-    return k26.k26_groups(k26.k26_lab(args.device, effort), plan), effort
+    return k26.Plan.published(num_ranks, args.layers, args.small, **given)
 
 
 def is_partial(args: argparse.Namespace) -> bool:
@@ -60,22 +100,57 @@ def is_partial(args: argparse.Namespace) -> bool:
     return bool(args.quick or args.small or args.layers or args.rows or args.prefix or args.device == "cpu")
 
 
-def record_path(device: str) -> Path:
+def record_path(args: argparse.Namespace) -> Path:
     """Where a complete record goes: beside the other records of the device."""
+    return _beside(args, f"-tp{args.tp}" if args.tp else "")
+
+
+def _beside(args: argparse.Namespace, ending: str) -> Path:
     from kdtree_nb.bench.record import slug
     from kdtree_nb.native.devices import device_label
     from kdtree_nb.viz.records import BENCHMARKS
 
-    return BENCHMARKS / f"{slug(device_label(device))}-k26.json"
+    return BENCHMARKS / f"{slug(device_label(args.device))}-k26{ending}.json"
+
+
+def of_ranks(record: Mapping[str, Any], num_ranks: int) -> dict[str, Any]:
+    """A record of num_ranks equal devices."""
+    import torch
+
+    exchange = {"NCCL": ".".join(map(str, torch.cuda.nccl.version()))} if record["device_kind"] == "cuda" else {}
+    device, versions = f"{num_ranks} × {record['device']}", {**record["versions"], **exchange}
+    return {**record, "device": device, "versions": versions}
+
+
+def print_projection(args: argparse.Namespace, measurements: Sequence[Measurement]) -> None:
+    """How far the projection from one rank's record, where there is one, was off."""
+    from kdtree_nb.viz import k26
+    from kdtree_nb.viz.records import load_record
+
+    path = args.projection or _beside(args, "")
+    if not args.projection and not path.is_file():
+        print(f"projection: none to compare with, as there is no record {path.name} of one rank")
+        return
+    found = k26.projections(measurements, load_record(path).results)
+    if not found:
+        print(f"projection: {path.name} has no steps of one of these ranks, by layers, rows and prefix")
+    for p in found:
+        print(
+            f"projection  {p.rows:3d} rows behind {p.prefix_len:7,d}: measured {1e3 * p.measured_s:.3f} ms; projected "
+            f"{1e3 * p.assumed_s:.3f} ms with sums assumed ({p.assumed_error:+.1%}), {1e3 * p.with_exchange_s:.3f} ms "
+            f"with the exchanges as measured alone ({p.with_exchange_error:+.1%})"
+        )
 
 
 def command(args: argparse.Namespace) -> str:
     """The command as typed, without the place of the record."""
     values: Mapping[str, object] = {
-        "--device": args.device, "--tp-rank-of": args.tp_rank_of, "--layers": args.layers, "--rows": args.rows,
-        "--prefix": args.prefix, "--reduce-us": args.reduce_us,
+        "--device": args.device, "--tp" if args.tp else "--tp-rank-of": args.tp or args.tp_rank_of,
+        "--layers": args.layers, "--rows": args.rows, "--prefix": args.prefix, "--reduce-us": args.reduce_us,
     }  # fmt: skip
     words = ["kdtree-nb", "bench", "k26"]
+    if args.tp:
+        words = ["torchrun", "--nproc-per-node", str(args.tp), "-m", "kdtree_nb", "bench", "k26"]
     for name, value in values.items():
         if value is not None:
             words += [name, *map(str, value if isinstance(value, list) else [value])]

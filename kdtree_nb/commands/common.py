@@ -6,14 +6,18 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from kdtree_nb.errors import KdtreeError
 
 if TYPE_CHECKING:
     from kdtree_nb.drafters import AnyDrafter
     from kdtree_nb.model import Model
     from kdtree_nb.model.ranks import Ranks
+    from kdtree_nb.parallel import Patience, TensorParallel
     from kdtree_nb.speculate import Generation
 
 DRAFTERS = ("ngram", "none", "random")
@@ -63,15 +67,41 @@ def ranks(args: argparse.Namespace) -> Iterator[Ranks]:
     if not args.tensor_parallel:
         yield ONE_RANK
         return
+    with started(args) as group:
+        yield group
+
+
+@contextlib.contextmanager
+def started(args: argparse.Namespace, patience: Patience | None = None) -> Iterator[TensorParallel]:
+    """This process as one of those that torchrun has started, on --device; only rank 0 prints."""
     from kdtree_nb.parallel import start
+    from kdtree_nb.parallel.watch import PATIENCE
 
     with contextlib.ExitStack() as stack:
-        group = stack.enter_context(start(args.device))
+        group = stack.enter_context(start(args.device, patience or PATIENCE))
         args.device = str(group.device)
         if group.rank > 0:
             silent = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(contextlib.redirect_stdout(silent))
         yield group
+
+
+def end_of_rank(device: str, run: Callable[[], int]) -> int:
+    """What `run` returns. On a GPU the process ends with it, also by an error: captured graphs and NCCL's communicators
+    have no order in which both could be destroyed, and one that waits for a rank that is gone would never end."""
+    if device == "cpu":
+        return run()
+    status = 2
+    try:
+        status = run()
+    except (KdtreeError, ValueError, OSError) as error:
+        print(f"kdtree-nb: {error}", file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
 
 
 def load(args: argparse.Namespace, ranks: Ranks | None = None) -> Model:

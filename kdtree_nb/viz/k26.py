@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 from kdtree_nb.hf.config import HfConfig, read_config
 from kdtree_nb.hf.plan import Plan, make_plan
@@ -12,8 +13,8 @@ from kdtree_nb.hf.step_work import StepWork, expected_experts, rank_config, step
 from kdtree_nb.viz.records import Record, Result
 
 __all__ = [
-    "FOLDER", "Plan", "StepWork", "config", "expected_experts", "measured_steps", "plan", "rank", "rank_memory",
-    "recorded", "step_work",
+    "FOLDER", "Plan", "Projection", "StepWork", "config", "expected_experts", "measured_steps", "plan", "projections",
+    "rank", "rank_memory", "recorded", "recorded_ranks", "step_work",
 ]  # fmt: skip
 
 FOLDER = Path(__file__).resolve().parents[2] / "data" / "kimi-k2.6"
@@ -56,6 +57,76 @@ def recorded(records: Sequence[Record]) -> Record | None:
         if any(is_whole.items() <= r.params.items() for r in steps):
             return record
     return None
+
+
+def recorded_ranks(records: Sequence[Record], num_ranks: int = 8) -> Record | None:
+    """The first record of all num_ranks ranks together, with all layers; None if nobody has run them."""
+    model = config().model
+    whole = {"tp": num_ranks, "layers": model.num_hidden_layers, "hidden": model.hidden_size}
+    for record in records:
+        steps = (r for r in record.results if r.name == "k26_tp/step")
+        if any(whole.items() <= r.params.items() for r in steps):
+            return record
+    return None
+
+
+class Measured(Protocol):
+    """A result of a record, or a measurement that was just taken."""
+
+    @property
+    def name(self) -> str:
+        """`<group>/<contender>`."""
+        ...
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """What tells equal names apart."""
+        ...
+
+    @property
+    def median(self) -> float:
+        """Of the samples."""
+        ...
+
+
+class Projection(NamedTuple):
+    """A step of all ranks, in seconds, and what one rank's record says of it.
+
+    assumed_s:       the record's projection, with an assumed cost of each sum
+    with_exchange_s: the record's step plus the exchanges of a step as they were measured alone
+    """
+
+    rows: int
+    prefix_len: int
+    measured_s: float
+    assumed_s: float
+    with_exchange_s: float
+
+    @property
+    def assumed_error(self) -> float:
+        """Of assumed_s, as a share of what was measured; above 0 where it said too much."""
+        return self.assumed_s / self.measured_s - 1
+
+    @property
+    def with_exchange_error(self) -> float:
+        """Of with_exchange_s."""
+        return self.with_exchange_s / self.measured_s - 1
+
+
+_PLACE = ("tp", "layers", "hidden", "rows", "prefix_len")
+
+
+def projections(measured: Iterable[Measured], one_rank: Iterable[Measured]) -> list[Projection]:
+    """Every step of all ranks, of which one rank's results have the same step of the same share."""
+
+    def medians(results: Iterable[Measured], *names: str) -> list[dict[tuple[Any, ...], float]]:
+        results = list(results)
+        return [{tuple(r.params[p] for p in _PLACE): r.median for r in results if r.name == name} for name in names]
+
+    steps, exchanges = medians(measured, "k26_tp/step", "k26_tp/exchanges alone")
+    alone, assumed = medians(one_rank, "k26_step/captured", "k26_projection/all ranks")
+    places = [place for place in steps if place in exchanges and place in alone and place in assumed]
+    return [Projection(*p[-2:], steps[p], assumed[p], alone[p] + exchanges[p]) for p in sorted(places)]
 
 
 def measured_steps(
