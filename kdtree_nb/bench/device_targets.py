@@ -71,6 +71,30 @@ def _k26_step(prefix_len: int, reason: str = "") -> Target:
                   reason)  # fmt: skip
 
 
+def _is_whole_k26(params: Mapping[str, Any]) -> bool:
+    return params["tp"] == 8 and params["layers"] == 61
+
+
+def _k26_all_ranks() -> tuple[Target, ...]:
+    """Of eight cards together: 250 tokens per second, a model built in five minutes, and no bit that trees change."""
+
+    def differ(drafter: str) -> Target:
+        claim = f"tokens of Kimi K2.6 on all its ranks that trees of the {drafter} drafter change, in a token or a bit"
+        return Target("cuda", "k26_tp_text", claim, param(drafter, "changed_tokens"), 0, False, "tokens")
+
+    return (
+        Target("cuda", "k26_tp", "an AR step of Kimi K2.6 on eight cards behind 1,024 tokens (4,000 µs: 250 tokens/s)",
+               microseconds("step"), 4000, False, "µs",
+               lambda p: _is_whole_k26(p) and p["rows"] == 1 and p["prefix_len"] == 1024),
+        Target("cuda", "k26_tp_build", "Kimi K2.6 is built on eight cards within five minutes",
+               microseconds("random weights"), 3e8, False, "µs", _is_whole_k26),
+        differ("oracle"),
+        differ("random"),
+        Target("cuda", "k26_tp_rows", "rows of trees on all ranks of Kimi K2.6 that differ from the same rows alone",
+               param("native", "changed_rows"), 0, False, "rows"),
+    )  # fmt: skip
+
+
 _EVEN = "cuBLAS is a few percent ahead at some shapes from 17 rows on"
 _START = "behind short prefixes planning, drawing items and folding them cost more than the products"
 _FILL = "items behind 32k keys are too short to hide how they begin and end"
@@ -114,6 +138,7 @@ _CUDA = (
            times_faster("DDTree", "AR"), 1.0),
     _k26_step(1024),
     _k26_step(32_768),
+    *_k26_all_ranks(),
     Target("cuda", "k26_step_rows", "rows of trees of a rank of Kimi K2.6 that differ from the same rows alone",
            param("native", "changed_rows"), 0, False, "rows"),
     Target("cuda", "invariance", "rows of trees that differ from the same rows one by one",

@@ -78,6 +78,7 @@ def test_the_groups_of_targets_exist():
     groups = {"cpu": set(bench.GROUPS), "cuda": set(bench.cuda_groups(bench.Lab("cpu")))}
     groups["cuda"] |= {"invariance_total", "ngram_ddtree_bf16"}  # of the groups invariance and ngram_ddtree
     groups["cuda"] |= {"k26_step", "k26_step_rows"}  # of `bench k26`
+    groups["cuda"] |= {"k26_tp", "k26_tp_build", "k26_tp_text", "k26_tp_rows"}  # of `bench k26 --tp`
     for target in bench.TARGETS:
         assert target.group in groups[target.device]
     assert {target.device for target in bench.TARGETS} == set(groups)

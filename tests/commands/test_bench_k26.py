@@ -29,3 +29,11 @@ def test_refusals(capsys):
     assert "num_attention_heads: expected a multiple" in capsys.readouterr().err
     assert cli.main([*SMALL, "--layers", "62"]) == 2
     assert "--layers: expected 1 … 61, got 62" in capsys.readouterr().err
+    assert cli.main([*SMALL, "--projection", "record.json"]) == 2
+    assert "--projection: expected --tp N beside it" in capsys.readouterr().err
+
+
+def test_all_ranks_need_torchrun(capsys, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    assert cli.main([*SMALL, "--tp", "2"]) == 2
+    assert "found no RANK" in capsys.readouterr().err

@@ -37,7 +37,7 @@ def step_logits(ranks=ONE_RANK) -> torch.Tensor:
     with torch.inference_mode():
         rank = Rank(plan(1).config, ranks.num_ranks, torch.device("cpu"), 128, ranks=ranks)
         rank.prefix_len.fill_(PREFIX_LEN)
-        vocab_size = rank.config.model.vocab_size
+        vocab_size = rank.model.config.vocab_size
         return ranks.all_logits(
             Step(rank, bushy_tree(9, vocab_size, rank.device), rank.model)().logits, vocab_size
         ).clone()
@@ -54,7 +54,7 @@ def text_alone() -> tuple[list[int], torch.Tensor]:
     with torch.inference_mode():
         rank = Rank(plan(1).config, 1, torch.device("cpu"), 128)
     generator = torch.Generator().manual_seed(2)
-    prompt = torch.randint(rank.config.model.vocab_size, (PREFIX_LEN,), generator=generator).tolist()
+    prompt = torch.randint(rank.model.config.vocab_size, (PREFIX_LEN,), generator=generator).tolist()
     text = Engine(rank.model, max_seq_len=256).generate_ar(prompt, 64, return_logits=True, stop_token_ids=())
     return text.tokens, text.logits
 

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from kdtree_nb import viz
+from kdtree_nb import bench, viz
 
 
-def a_record(tmp_path, layers, name="k26_step/captured"):
+def a_record(tmp_path, layers, name="k26_step/captured", **more):
     def result(rows, prefix_len):
-        params = {"rows": rows, "prefix_len": prefix_len, "layers": layers, "hidden": 7168}
+        params = {"rows": rows, "prefix_len": prefix_len, "layers": layers, "hidden": 7168} | more
         return {"name": name, "unit": "s", "samples": [1e-3 * rows], "params": params}
 
     fields = {"device": "a card", "date": "2026-11-30", "commit": "c", "versions": {"torch": "2"}, "command": "k"}
@@ -38,3 +38,29 @@ def test_steps_by_rows(tmp_path):
     steps = viz.k26.measured_steps(a_record(tmp_path, 61), 64)
     assert {rows: r.median for rows, r in steps.items()} == {1: 1e-3, 4: 4e-3} and list(steps) == [1, 4]
     assert viz.k26.measured_steps(a_record(tmp_path, 61), 65) == {}
+
+
+def results(name, seconds, **changes):
+    params = {"tp": 8, "layers": 61, "hidden": 7168, "rows": 1, "prefix_len": 64} | changes
+    return bench.Measurement(name, [seconds], params)
+
+
+def test_projections_are_of_the_same_step_of_the_same_share():
+    measured = [
+        results("k26_tp/step", 4.0), results("k26_tp/exchanges alone", 1.0), results("k26_tp/step", 9.0, rows=2),
+        results("k26_tp/exchanges alone", 1.0, rows=2),
+    ]  # fmt: skip
+    one_rank = [results("k26_step/captured", 2.0), results("k26_projection/all ranks", 5.0)]
+    one_rank += [results(r.name, 99.0, **change) for r in one_rank for change in ({"tp": 4}, {"layers": 3})]
+    (found,) = viz.k26.projections(measured, one_rank)
+    assert (found.rows, found.prefix_len, found.measured_s, found.assumed_s) == (1, 64, 4.0, 5.0)
+    assert found.with_exchange_s == 3.0
+    assert found.assumed_error == 0.25 and found.with_exchange_error == -0.25
+    assert viz.k26.projections(measured[2:], one_rank) == []
+
+
+def test_a_record_of_all_ranks_has_all_layers_and_as_many_ranks(tmp_path):
+    record = a_record(tmp_path, 61, "k26_tp/step", tp=8)
+    assert viz.k26.recorded_ranks([a_record(tmp_path, 3, "k26_tp/step", tp=8), record]) is record
+    assert viz.k26.recorded_ranks([a_record(tmp_path, 61, "k26_tp/step", tp=2)]) is None
+    assert viz.k26.recorded_ranks([a_record(tmp_path, 61)]) is None
