@@ -114,7 +114,7 @@ class Plan:
         """For the published dimensions, or their small form; given: what differs from the usual rows and prefixes."""
         config = read_config(Path(CONFIG))
         config = small(config) if is_small else config
-        config = with_layers(config, num_layers) if num_layers else config
+        config = config if num_layers is None else with_layers(config, num_layers)
         usual = {"rows": SMALL_ROWS, "prefix_lens": SMALL_PREFIX_LENS} if is_small else {}
         usual = {"rows": ROWS, "prefix_lens": PREFIX_LENS} | usual
         return cls(config, num_ranks, **(usual | {k: v for k, v in given.items() if v is not None}))

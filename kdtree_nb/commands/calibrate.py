@@ -35,7 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-budget", type=int, metavar="N", help="largest tree of a stream (default: 64 on a CPU, 256 on a GPU)"
     )
     parser.add_argument("--streams", type=int, nargs="+", metavar="S", help="texts at a time (default: 1 4 10)")
-    parser.add_argument("--prefix-len", type=int, nargs="+", metavar="N", help="lengths of text (default: 32 512 2048)")
+    parser.add_argument(
+        "--prefix-len", type=int, nargs="+", metavar="N",
+        help="lengths of text; those that the model has no room for are left out (default: 32 512 2048)",
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=7, metavar="N", help="samples of each point (default: 7)")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write instead of the user's data folder")
     parser.add_argument("--json", action="store_true", help="print the cost model as JSON")

@@ -27,7 +27,7 @@ DTYPES = ("float32", "bfloat16")
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Options that say which model is loaded, and where."""
     parser.add_argument(
-        "--model", default="tiny", help="checkpoint folder, KDTR file, or 'tiny' or 'tiny2' (default: tiny)"
+        "--model", default="tiny", help="checkpoint folder, KDTR file, or 'tiny', 'tiny2' or 'nano-k2' (default: tiny)"
     )
     parser.add_argument(
         "--dtype", choices=DTYPES, default="float32", help="of weights and activations (default: float32)"

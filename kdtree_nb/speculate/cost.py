@@ -137,7 +137,9 @@ class CostModel:
             key = CostKey(**fields["key"])
             return cls(key, fields["max_budget"], tuple(fields["prefix_len"]), surfaces, overhead)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise CalibrationError(f"cost model: expected its fields, got {type(error).__name__}: {error}") from error
+            raise CalibrationError(
+                f"cost model: expected its fields, got {type(error).__name__}: {error}; run kdtree-nb calibrate again"
+            ) from error
 
     def _slots(self, num_slots: int) -> int:
         fits = [size for size in self.slot_sizes if size >= num_slots]
@@ -178,19 +180,27 @@ def _check(model: CostModel) -> None:
         if not ok:
             raise CalibrationError(f"cost model: expected {expected}, got {got!r}; run kdtree-nb calibrate again")
 
-    require(0 < model.max_budget <= 1023, "a max_budget of 1 … 1023", model.max_budget)
-    require(_ascends(model.prefix_len), "ascending prefix lengths", model.prefix_len)
+    require(_are_counts([model.max_budget], 1, 1023), "a max_budget of 1 … 1023", model.max_budget)
+    require(_are_counts(model.prefix_len) and _ascends(model.prefix_len), "ascending prefix lengths", model.prefix_len)
     require(bool(model.surfaces), "at least one surface", model.surfaces)
     places = [(s.num_slots, s.num_streams) for s in model.surfaces]
     require(len(set(places)) == len(places), "one surface for each number of slots and of streams", places)
     for s in model.surfaces:
+        place = s.num_slots, s.num_streams
+        require(_are_counts(place) and s.num_streams > 0, "integers as numbers of slots and of streams", place)
+        require(_are_counts(s.num_rows), "integers as numbers of rows", s.num_rows)
         require(_ascends(s.num_rows) and s.num_rows[0] >= s.num_streams, "a root for every stream", s.num_rows)
         sizes = [len(s.seconds), *(len(row) for row in s.seconds)]
         want = [len(model.prefix_len)] + [len(s.num_rows)] * len(model.prefix_len)
         require(sizes == want, f"seconds of sizes {want}", sizes)
         require(all(_is_time(t) for row in s.seconds for t in row), "positive finite seconds", s.seconds)
     for name, at in model.overhead.items():
-        require(bool(at) and all(t == 0 or _is_time(t) for t in at.values()), f"seconds for {name}", dict(at))
+        is_good = bool(at) and _are_counts(list(at), 1) and all(t == 0 or _is_time(t) for t in at.values())
+        require(is_good, f"seconds for {name} by streams", dict(at))
+
+
+def _are_counts(values: Sequence[Any], smallest: int = 0, largest: int = 2**31 - 1) -> bool:
+    return all(isinstance(v, int) and not isinstance(v, bool) and smallest <= v <= largest for v in values)
 
 
 def _ascends(values: Sequence[int]) -> bool:

@@ -102,10 +102,12 @@ def _command(model: Model) -> str:
 
 def _read(path: Path) -> CostModel | None:
     try:
-        text = path.read_text(encoding="utf-8")
+        return CostModel.from_dict(json.loads(path.read_bytes()))
     except FileNotFoundError:
         return None
-    try:
-        return CostModel.from_dict(json.loads(text))
-    except (ValueError, CalibrationError) as error:
-        raise CalibrationError(f"cost model: {path}: {error}; run kdtree-nb calibrate again") from error
+    except CalibrationError as error:
+        raise CalibrationError(f"{path}: {error}") from error
+    except ValueError as error:
+        raise CalibrationError(
+            f"cost model: {path}: expected JSON, got {error}; run kdtree-nb calibrate again"
+        ) from error

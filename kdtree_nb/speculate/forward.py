@@ -68,8 +68,8 @@ class TreeForward:
     def allocate(cls, model: Model, num_streams: int, num_slots: int) -> TreeForward:
         """One with a cache of its own of at least num_slots slots, rounded up so that later texts may use it."""
         num_slots = -(-num_slots // SLOT_UNIT) * SLOT_UNIT
-        prefix_len = torch.zeros(num_streams, dtype=torch.int32, device=model.device)
-        return cls(model, model.new_cache(num_streams, num_slots), prefix_len)
+        cache = model.new_cache(num_streams, num_slots)  # first, since it says what does not fit
+        return cls(model, cache, torch.zeros(num_streams, dtype=torch.int32, device=model.device))
 
     def fits(self, model: Model, num_streams: int, num_slots: int) -> bool:
         """Whether the next batch can use it: it is large enough, and the model's weights are those captured."""

@@ -57,6 +57,8 @@ class Effort:
     def __post_init__(self) -> None:
         if not 1 <= self.max_budget <= MAX_BUDGET:
             raise ValueError(f"calibrate: max_budget: expected 1 … {MAX_BUDGET}, got {self.max_budget}")
+        if self.num_rounds < 1:
+            raise ValueError(f"calibrate: num_rounds: expected at least 1, got {self.num_rounds}")
         for name in ("num_streams", "prefix_len"):
             values = getattr(self, name)
             if not values or min(values) < 1 or list(values) != sorted(set(values)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import zlib
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ MAX_FILE_BYTES = 16 << 20
 TABLE = "checkpoint.json"
 """Written last: a folder without it is not a checkpoint."""
 
-_PATTERN = "step-*"
+_PLACE = re.compile("step-[0-9]+")
 
 
 def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, torch.Tensor], state: dict[str, Any]) -> Path:
@@ -44,27 +45,39 @@ def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, torch.Tensor]
         write_atomically(place / files[-1]["name"], [piece])
     table = {"step": step, "state": state, "tensors": entries, "files": files}
     write_atomically(place / TABLE, [json.dumps(table).encode() + b"\n"])
-    for other in folder.glob(_PATTERN):
+    for other in _places(folder):
         if other != place:
             shutil.rmtree(other)
     return place
 
 
+def _places(folder: Path) -> list[Path]:
+    """The folders of checkpoints, complete or not."""
+    return [path for path in folder.glob("step-*") if _PLACE.fullmatch(path.name) and path.is_dir()]
+
+
 def latest_checkpoint(folder: Path) -> Path | None:
     """The complete checkpoint of the highest step below `folder`, if any."""
-    return max((path.parent for path in folder.glob(f"{_PATTERN}/{TABLE}")), default=None)
+    found = [place for place in _places(folder) if (place / TABLE).is_file()]
+    return max(found, key=lambda place: int(place.name.partition("-")[2]), default=None)
 
 
 def load_checkpoint(place: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """(tensors by name, state) of one checkpoint. Raises CheckpointError that names the file when one is damaged."""
-    table = json.loads((place / TABLE).read_text(encoding="utf-8"))
-    whole = b"".join(_read_part(place / file["name"], file["sha256"]) for file in table["files"])
-    tensors, at = {}, 0
-    for entry in table["tensors"]:
-        data = whole[at : at + entry["bytes"]]
-        tensors[entry["name"]] = _expand(data, getattr(torch, entry["dtype"]), entry["shape"])
-        at += entry["bytes"]
-    return tensors, table["state"]
+    try:
+        table = json.loads((place / TABLE).read_bytes())
+        whole = b"".join(_read_part(place / file["name"], file["sha256"]) for file in table["files"])
+        tensors, at = {}, 0
+        for entry in table["tensors"]:
+            data = whole[at : at + entry["bytes"]]
+            tensors[entry["name"]] = _expand(data, getattr(torch, entry["dtype"]), entry["shape"])
+            at += entry["bytes"]
+        return tensors, table["state"]
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, zlib.error) as error:
+        raise CheckpointError(
+            f"checkpoint: {place / TABLE}: expected the table of a checkpoint, got {type(error).__name__}: {error}; "
+            f"remove {place} to begin anew"
+        ) from error
 
 
 def _read_part(path: Path, sha256: str) -> bytes:

@@ -96,6 +96,24 @@ def test_a_budget_that_takes_longer_than_the_steps_it_saves():
         ({"surfaces": (Surface(0, 1, (1,), ((float("nan"),), (1.0,))),)}, "expected positive finite seconds"),
         ({"surfaces": (plane(1, (1, 2)), plane(1, (1, 3)))}, "expected one surface for each"),
         ({"overhead": {"x": {1: float("inf")}}}, "expected seconds for x"),
+        ({"overhead": {"x": {0: 1.0}}}, "expected seconds for x"),
+        ({"max_budget": 1.5}, "expected a max_budget of 1"),
+        ({"prefix_len": (float("nan"), 2)}, "expected ascending prefix lengths"),
+        ({"prefix_len": ("1", "2")}, "expected ascending prefix lengths"),
+        ({"prefix_len": (-3, 2)}, "expected ascending prefix lengths"),
+        (
+            {"surfaces": (dataclasses.replace(plane(1, (1, 2)), num_slots="q"),)},
+            "expected integers as numbers of slots",
+        ),
+        ({"surfaces": (dataclasses.replace(plane(1, (1, 2)), num_slots=-5),)}, "expected integers as numbers of slots"),
+        (
+            {"surfaces": (dataclasses.replace(plane(1, (1, 2)), num_streams=0),)},
+            "expected integers as numbers of slots",
+        ),
+        (
+            {"surfaces": (dataclasses.replace(plane(1, (1, 2)), num_rows=("x", "y")),)},
+            "expected integers as numbers of",
+        ),
     ],
 )
 def test_a_bad_cost_model_is_refused(change, error):
@@ -206,14 +224,18 @@ def test_a_given_cost_model_of_another_model_is_refused(tiny2):
         Engine(tiny2, drafters.NGram(), budget="auto", cost=COST)
 
 
-def test_a_damaged_file_is_named(tiny2, folder):
+@pytest.mark.parametrize("data", [b"{", b"\xff\xfe", b"", b"[]", b'{"key": {}}'])
+def test_a_damaged_file_is_named(tiny2, folder, data):
     path = save_cost(dataclasses.replace(COST, key=cost_key(tiny2, "host")))
-    path.write_text("{")
-    with pytest.raises(CalibrationError, match=f"cost model: {path}: .*run kdtree-nb calibrate again"):
+    path.write_bytes(data)
+    with pytest.raises(
+        CalibrationError, match=f"{path}: .*expected .*, got .*; run kdtree-nb calibrate again"
+    ) as caught:
         load_cost(tiny2, "host")
+    assert str(caught.value).count("run kdtree-nb") == 1
 
 
-@pytest.mark.parametrize("values", [{"max_budget": 0}, {"num_streams": ()}, {"prefix_len": (9, 3)}])
+@pytest.mark.parametrize("values", [{"num_rounds": 0}, {"max_budget": 0}, {"num_streams": ()}, {"prefix_len": (9, 3)}])
 def test_bad_efforts(values):
     with pytest.raises(ValueError, match=f"calibrate: {next(iter(values))}: expected"):
         Effort(**values)

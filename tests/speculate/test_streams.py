@@ -263,6 +263,14 @@ def test_bad_limits(tiny2, name, value):
         Engine(tiny2, **{name: value})
 
 
+def test_more_streams_than_memory(tiny2, prompt, want):
+    engine = Engine(tiny2, drafters.NGram(), max_streams=10**13)
+    handle = engine.submit(prompt, 4, stop_token_ids=())
+    with pytest.raises(DeviceMemoryError, match="LatentCache: expected .* GiB for 10000000000000 streams"):
+        handle.result()
+    assert engine.generate_ar(prompt, 4, stop_token_ids=()).tokens == want[:4]
+
+
 def test_no_tokens_asked_for(tiny2, prompt):
     engine = Engine(tiny2, drafters.NGram())
     handle = engine.submit(prompt, 0, return_logits=True)
@@ -398,8 +406,10 @@ def press_ctrl_c():
 
 
 class Interrupt:
-    """Calls `action` at the `count`-th line that is run in the folder of the engine, as a signal handler may; by default
-    it raises KeyboardInterrupt."""
+    """Calls `action` at the `count`-th line that is run in the folder of the engine, as a signal handler may.
+
+    action: by default raises KeyboardInterrupt, as Ctrl-C does
+    """
 
     def __init__(self, count: int, action=press_ctrl_c) -> None:
         self.left, self.where, self.action = count, None, action

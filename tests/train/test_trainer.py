@@ -156,6 +156,28 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
         load_checkpoint(place)
 
 
+@pytest.mark.parametrize("cut", [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"\xff" + data,
+                                 lambda data: b"[]", lambda data: data.replace(b'"float32"', b'"float99"'),
+                                 lambda data: data.replace(b"[300, 70]", b"[300, 71]")])  # fmt: skip
+def test_a_damaged_table_is_named(tmp_path, cut):
+    place = save_checkpoint(tmp_path, 5, random_tensors(), {})
+    table = place / "checkpoint.json"
+    table.write_bytes(cut(table.read_bytes()))
+    with pytest.raises(CheckpointError, match=f"{table}: expected the table of a checkpoint, got .*remove {place}"):
+        load_checkpoint(place)
+
+
+def test_the_latest_is_that_of_the_highest_step(tmp_path):
+    notes = tmp_path / "step-notes"
+    notes.mkdir()
+    first = save_checkpoint(tmp_path, 999_999, random_tensors(), {})
+    kept = tmp_path / "kept"
+    first.rename(kept)
+    second = save_checkpoint(tmp_path, 1_000_000, random_tensors(), {})
+    kept.rename(first)
+    assert latest_checkpoint(tmp_path) == second and notes.is_dir()
+
+
 # ----------------------------------------------------------------------------------------------------------- presets
 def test_presets_have_the_structure_of_k2_and_fit_the_budget():
     for config in (NANO_CONFIG, CPU_CONFIG):
