@@ -14,7 +14,7 @@ from kdtree_nb.viz.records import Record, Result
 
 __all__ = [
     "FOLDER", "Plan", "Projection", "StepWork", "config", "expected_experts", "measured_steps", "plan", "projections",
-    "rank", "rank_memory", "recorded", "recorded_ranks", "step_work",
+    "RanksStep", "rank", "rank_memory", "ranks_steps", "ranks_table", "recorded", "recorded_ranks", "step_work",
 ]  # fmt: skip
 
 FOLDER = Path(__file__).resolve().parents[2] / "data" / "kimi-k2.6"
@@ -127,6 +127,47 @@ def projections(measured: Iterable[Measured], one_rank: Iterable[Measured]) -> l
     alone, assumed = medians(one_rank, "k26_step/captured", "k26_projection/all ranks")
     places = [place for place in steps if place in exchanges and place in alone and place in assumed]
     return [Projection(*p[-2:], steps[p], assumed[p], alone[p] + exchanges[p]) for p in sorted(places)]
+
+
+class RanksStep(NamedTuple):
+    """A step of all ranks as measured, in seconds: whole, and the part of it that the exchanges take."""
+
+    rows: int
+    prefix_len: int
+    step_s: float
+    exchange_s: float
+    num_sums: int
+
+    @property
+    def sum_us(self) -> float:
+        """Microseconds of one sum over the ranks inside the step."""
+        return 1e6 * self.exchange_s / self.num_sums
+
+
+def ranks_steps(record: Record) -> list[RanksStep]:
+    """The steps of a record of all ranks, by rows and prefix."""
+    found = []
+    for step, alone in record.pairs("k26_tp/step", "k26_tp/without exchange"):
+        rows, prefix_len, num_sums = step.params["rows"], step.params["prefix_len"], 2 * step.params["layers"]
+        found.append(RanksStep(rows, prefix_len, step.median, step.median - alone.median, num_sums))
+    return sorted(found)
+
+
+def ranks_table(whole: Record | None, one_rank: Record | None) -> str:
+    """What all eight ranks were measured to take, beside what one rank's record projects; or that nobody ran them."""
+    if whole is None:
+        return "All eight ranks together: no record yet. What stands above stays a projection."
+    projected = {p[:2]: p for p in projections(whole.results, one_rank.results)} if one_rank else {}
+    lines = [whole.label, "rows   prefix  measured ms  exchanges ms  projected, sums assumed / as measured alone"]
+    for s in ranks_steps(whole):
+        p = projected.get(s[:2])
+        beside = f"{1e3 * p.assumed_s:6.2f} ({p.assumed_error:+.0%}) / " if p else "no record of one rank"
+        beside += f"{1e3 * p.with_exchange_s:6.2f} ({p.with_exchange_error:+.0%})" if p else ""
+        lines.append(f"{s.rows:4d} {s.prefix_len:8,d} {1e3 * s.step_s:12.2f} {1e3 * s.exchange_s:13.2f}  {beside}")
+    for name in ("peak", "card"):
+        held = whole.find(f"k26_tp_memory/{name}")
+        lines += [f"memory of the fullest card, {name}: {max(held.samples) / 1e9:.1f} GB"] if held else []
+    return "\n".join(lines)
 
 
 def measured_steps(

@@ -64,3 +64,24 @@ def test_a_record_of_all_ranks_has_all_layers_and_as_many_ranks(tmp_path):
     assert viz.k26.recorded_ranks([a_record(tmp_path, 3, "k26_tp/step", tp=8), record]) is record
     assert viz.k26.recorded_ranks([a_record(tmp_path, 61, "k26_tp/step", tp=2)]) is None
     assert viz.k26.recorded_ranks([a_record(tmp_path, 61)]) is None
+
+
+def test_the_table_of_all_ranks(tmp_path):
+    assert "no record yet" in viz.k26.ranks_table(None, a_record(tmp_path, 61))
+    fields = {"device": "8 × a card", "date": "2026-11-30", "commit": "c", "versions": {"torch": "2"}, "command": "k"}
+
+    def record(name, *measurements):
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps(fields | {"results": [m.to_dict() for m in measurements]}))
+        return viz.load_record(path)
+
+    whole = record(
+        "whole", results("k26_tp/step", 4e-3), results("k26_tp/without exchange", 2.78e-3),
+        results("k26_tp/exchanges alone", 1e-3), bench.Measurement("k26_tp_memory/card", [9e10, 9.5e10], {}, "byte"),
+    )  # fmt: skip
+    one_rank = record("one", results("k26_step/captured", 2.6e-3), results("k26_projection/all ranks", 3e-3))
+    (step,) = viz.k26.ranks_steps(whole)
+    assert step[:2] == (1, 64) and step.num_sums == 122 and step.sum_us == pytest.approx(10)
+    table = viz.k26.ranks_table(whole, one_rank)
+    assert "4.00" in table and "1.22" in table and "3.00 (-25%) /   3.60 (-10%)" in table and "95.0 GB" in table
+    assert "no record of one rank" in viz.k26.ranks_table(whole, None)
