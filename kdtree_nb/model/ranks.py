@@ -70,6 +70,9 @@ class OneRank:
 
     rank, num_ranks, only_ops = 0, 1, True
 
+    def __repr__(self) -> str:
+        return "ONE_RANK"
+
     def linear(
         self, x: Tensor, packed: ops.PackedLinear, whole_in: int, residual: Tensor, num_rows: Tensor | None
     ) -> Tensor:

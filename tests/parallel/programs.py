@@ -70,6 +70,20 @@ def texts(ranks, name: str, dtype: str, num_tokens: int = NUM_TOKENS) -> dict:
     return found
 
 
+def submitted(ranks, dtype: str) -> list:
+    """Streams that join while others run: tokens, logits, and one that is cancelled."""
+    model = load("tiny", dtype, ranks)
+    engine = Engine(model, drafter=drafters.NGram(), budget=9, max_seq_len=256, max_streams=2)
+    first = engine.submit(PROMPT, 30, return_logits=True)
+    for _ in range(4):
+        engine.step()
+    others = [engine.submit(PROMPT[:n], 20, budget=n % 9, return_logits=True) for n in (3, 17, 40)]
+    engine.step()
+    others[1].cancel()
+    engine.run()
+    return [(h.result().tokens, h.result().logits) for h in (first, others[0], others[2])]
+
+
 def dflash_config(target: ModelConfig) -> DFlashConfig:
     """A small drafter for a model of this test."""
     return DFlashConfig(
@@ -147,6 +161,7 @@ def everything(ranks, models: dict[str, int], with_streams: bool) -> dict:
     if with_streams:
         for dtype in DTYPES:
             found["streams", dtype] = many_streams(ranks, dtype)
+            found["submitted", dtype] = submitted(ranks, dtype)
     return found
 
 
