@@ -102,9 +102,10 @@ template <class S>
 struct Tile {
   int rank, row_tile, first_out_tile, group, num_units, num_stages_per_segment, row_begin, num_rows;
   int whole_units, first_segment, end_segment;
+  const TileArgs& args;  // a kernel's parameter: what is read there takes no register
   const int32_t* rows;  // or nullptr: row_begin + m
 
-  __device__ explicit Tile(const TileArgs& a) {
+  __device__ explicit Tile(const TileArgs& a) : args(a) {
     const int cluster = blockIdx.x / S::kCluster;
     rank = blockIdx.x % S::kCluster;
     row_tile = cluster % a.num_row_tiles;
@@ -134,7 +135,7 @@ struct Tile {
 
   __device__ int segment(int seg_warp, int q) const { return (rank * S::kSegWarps + seg_warp) * S::kSeq + q; }
   __device__ bool mine(int seg_warp, int q) const {
-    return segment(seg_warp, q) >= first_segment && segment(seg_warp, q) < end_segment;
+    return segment(seg_warp, q) >= args.first_segment && segment(seg_warp, q) < args.end_segment;
   }
   __device__ Span span(int seg_warp, int q) const {
     return segment_span(segment(seg_warp, q), whole_units, first_segment, end_segment);
