@@ -55,12 +55,13 @@ def run(args: argparse.Namespace) -> int:
     from kdtree_nb import bench
     from kdtree_nb.bench import acceptance
 
+    budgets = tuple(args.budgets or acceptance.BUDGETS)
+    _check(args, budgets)
     drafter = common.make_drafter(args.drafter)
     if drafter is None:
         raise ValueError("--drafter: expected a drafter, got none")
     model = common.load(args)
     sets = _sets(args, model)
-    budgets = tuple(args.budgets or acceptance.BUDGETS)
     checked = tuple(_budget(word) for word in args.check)
     prompts = {name: found.prompts for name, found in sets.items()}
     show = not args.json
@@ -84,6 +85,22 @@ def command(args: argparse.Namespace) -> str:
     words += ["--budgets", *args.budgets] if args.budgets else []
     words += ["--check", *args.check, "--times", args.times, *(["--coverage"] if args.coverage else [])]
     return shlex.join(map(str, words))
+
+
+def _check(args: argparse.Namespace, budgets: tuple[int, ...]) -> None:
+    """Raises ValueError on numbers that nothing could be measured with."""
+    from kdtree_nb.config import MAX_BUDGET
+
+    for option, smallest in (("num-prompts", 1), ("max-new-tokens", 1), ("times", 0)):
+        value = getattr(args, option.replace("-", "_"))
+        if value < smallest:
+            raise ValueError(f"--{option}: expected at least {smallest}, got {value}")
+    if not all(1 <= budget <= MAX_BUDGET for budget in budgets) or len(set(budgets)) < len(budgets):
+        raise ValueError(f"--budgets: expected different numbers of 1 … {MAX_BUDGET}, got {list(budgets)}")
+    words = ["chain", *map(str, budgets)]
+    unknown = [word for word in args.check if word not in words]
+    if unknown:
+        raise ValueError(f"--check: expected some of {', '.join(words)} (see --budgets), got {unknown[0]!r}")
 
 
 def _budget(word: str) -> int | str:

@@ -165,4 +165,13 @@ def _read_environment() -> tuple[int, int]:
             f"tensor parallel: expected {', '.join(VARIABLES)} in the environment, found no {', '.join(missing)}; "
             "start with torchrun --nproc-per-node 2 …, or call kdtree_nb.parallel.run"
         )
-    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    numbers = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
+    for name, text in numbers.items():
+        if not (text.isascii() and text.isdigit()):
+            raise ValueError(f"tensor parallel: {name}: expected a number in the environment, got {text!r}")
+    rank, num_ranks = int(numbers["RANK"]), int(numbers["WORLD_SIZE"])
+    if rank >= num_ranks:
+        raise ValueError(
+            f"tensor parallel: RANK: expected 0 … WORLD_SIZE - 1, got {rank} of {num_ranks}; count the processes from 0"
+        )
+    return rank, num_ranks

@@ -93,6 +93,8 @@ class Engine:
         self._is_chain, self._auto = check_mode(mode), None
         is_auto = isinstance(budget, str) and budget == AUTO
         self.budget = budget if is_auto else check_budgets("Engine", budget, 1)[0]
+        if is_auto:
+            self._check_alone()
         if is_auto or cost is not None:
             self._auto = Auto.of(model, self._kind.name, cost)
         longest = model.config.max_position_embeddings
@@ -224,16 +226,20 @@ class Engine:
         """How the budget is spent; with a cutter where it is "auto"."""
         if not isinstance(budget, str) or budget != AUTO:
             return Mode(self._is_chain)
-        if self.model.ranks.num_ranks > 1:
-            raise ValueError(
-                'generate_ddtree: expected a number as budget on several ranks, got "auto", by which each would follow '
-                "a cost model of its own"
-            )
+        self._check_alone()
         if self.drafter is None:
             raise ValueError('generate_ddtree: expected a drafter for budget "auto", got none: Engine(drafter=…)')
         if self._auto is None:
             self._auto = Auto.of(self.model, self._kind.name, None)
         return Mode(self._is_chain, self._auto.cutter(self.drafter, num_streams, self._is_chain))
+
+    def _check_alone(self) -> None:
+        """Raises ValueError where several ranks would each follow a cost model of its own."""
+        if self.model.ranks.num_ranks > 1:
+            raise ValueError(
+                'Engine: budget: expected a number on several ranks, got "auto", by which each would follow a cost '
+                "model of its own"
+            )
 
     def _forward_for(self, num_streams: int, num_slots: int) -> TreeForward | DeviceForward:
         """The cache and the captured forwards of the last call where they fit, else new ones."""

@@ -31,6 +31,10 @@ def parse_run_options(parser: argparse.ArgumentParser, argv: list[str]) -> argpa
         parser.error("--device cuda: expected a GPU that torch can use, found none; use --device cpu")
     if args.stop_at is not None and args.checkpoints is None:
         parser.error("--stop-at: expected --checkpoints FOLDER to go on from")
+    for option, smallest in (("threads", 1), ("seed", 0), ("stop-at", 1), ("checkpoint-every", 0)):
+        value = getattr(args, option.replace("-", "_"))
+        if value is not None and not smallest <= value < 2**31:
+            parser.error(f"--{option}: expected an integer of {smallest} … 2^31 - 1, got {value}")
     if args.device == "cpu":
         torch.set_num_threads(args.threads)
     return args

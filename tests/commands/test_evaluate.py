@@ -47,7 +47,13 @@ def test_everything_as_json(capsys, tmp_path, monkeypatch):
         (["--drafter", "none"], "--drafter: expected a drafter, got none"),
         (["--prompts", "packed"], "--corpus: expected it with --prompts packed"),
         (["--corpus", "tokens.pack"], "--corpus: expected it with --prompts packed"),
-        (["--check", "tree"], "invalid literal for int"),
+        (["--check", "tree"], "--check: expected some of chain, 2, 4 (see --budgets), got 'tree'"),
+        (["--check", "chain", "7"], "--check: expected some of chain, 2, 4 (see --budgets), got '7'"),
+        (["--num-prompts", "0"], "--num-prompts: expected at least 1, got 0"),
+        (["--max-new-tokens", "0"], "--max-new-tokens: expected at least 1, got 0"),
+        (["--times", "-1"], "--times: expected at least 0, got -1"),
+        (["--budgets", "0"], "--budgets: expected different numbers of 1 … 1023, got [0]"),
+        (["--budgets", "4", "4"], "--budgets: expected different numbers of 1 … 1023, got [4, 4]"),
     ],
 )
 def test_bad_options(capsys, options, error):

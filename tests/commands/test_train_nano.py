@@ -42,6 +42,32 @@ def test_every_step_has_help(step, capsys):
     assert stopped.value.code == 0 and f"kdtree-nb train-nano {step}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("--threads", 0), "--threads: expected an integer of 1 … 2^31 - 1, got 0"),
+        (("--seed", -1), "--seed: expected an integer of 0 …"),
+        (("--seed", 2**40), "--seed: expected an integer of 0 …"),
+        (("--checkpoints", "c", "--stop-at", 0), "--stop-at: expected an integer of 1 …"),
+        (("--checkpoint-every", -1), "--checkpoint-every: expected an integer of 0 …"),
+    ],
+)
+@pytest.mark.parametrize("step", ["target", "drafter"])
+def test_bad_options_of_a_run(step, options, error, capsys):
+    places = ("--out", "x") if step == "target" else ("--out", "x", "--target", "y", "--texts", "z")
+    with pytest.raises(SystemExit) as stopped:
+        run(step, *places, *options)
+    assert stopped.value.code == 2 and error in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[]"])
+def test_a_damaged_tokenizer_is_named(data, tmp_path, capsys):
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(data)
+    assert run("target", "--out", tmp_path / "out", "--steps", 1, "--tokenizer", path) == 2
+    assert f"tokenizer: {path}: expected a tokenizer.json, got" in capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def manifest(tmp_path_factory):
     """The part of this environment's manifest that a test can read in a second."""

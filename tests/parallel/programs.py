@@ -193,6 +193,14 @@ def load_different(ranks, what: str) -> None:
     Engine(model, max_seq_len=64).generate_ar([token % 331 for token in prompt], 4)
 
 
+def budget_auto(ranks) -> str:
+    """What an engine says to a budget that each rank would choose by itself."""
+    try:
+        Engine(load("tiny8", "f32", ranks), drafters.NGram(), budget="auto")
+    except ValueError as error:
+        return str(error)
+
+
 def held_bytes(ranks, name: str) -> dict[str, int]:
     """Bytes of the packed weights that a rank holds."""
     model = load(name, "f32", ranks)

@@ -64,6 +64,11 @@ def test_ranks_that_have_something_else_are_an_error(what, named):
     assert seconds < BOUND_S
 
 
+def test_a_budget_of_auto_is_refused_at_once():
+    told = parallel.run(programs.budget_auto, 2)
+    assert all('Engine: budget: expected a number on several ranks, got "auto"' in text for text in told)
+
+
 def start_rank(rank: int, num_ranks: int, port: int) -> subprocess.Popen:
     script = "from kdtree_nb import parallel; parallel.start()"
     place = {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -94,3 +99,10 @@ def test_start_says_what_is_missing(monkeypatch):
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match="world size: expected 1, 2, 4 or 8"):
         parallel.start()
+    for name, value in (("RANK", "3"), ("RANK", "-1"), ("WORLD_SIZE", "two"), ("MASTER_PORT", "1.5")):
+        with (
+            monkeypatch.context() as patch,
+            pytest.raises(ValueError, match=f"tensor parallel: {name}: expected .*, got"),
+        ):
+            patch.setenv(name, value)
+            parallel.start()

@@ -10,6 +10,7 @@ from kdtree_nb.drafters import DeviceDrafter, DFlash, DFlashConfig, DraftContext
 from kdtree_nb.drafters.dflash.weights import random_weights
 from kdtree_nb.errors import NonFiniteError
 from kdtree_nb.native.ops import StreamState
+from kdtree_nb.speculate.engine import HOST
 
 NUM_TOKENS = 24
 LAYERS = {"tiny": (0, 2), "tiny2": (4, 1)}
@@ -126,6 +127,24 @@ def test_it_drafts_on_the_device_what_it_drafts_on_the_host(tiny2):
         got = drafter.draft(DraftContext(tokens, rows, [1] * len(rows), 5, 331, device))
         assert torch.allclose(got.log_probs, want[0][rows], atol=1e-4)
         assert (got.token_ids == want[1][rows]).float().mean() > 0.95
+
+
+def test_a_context_that_is_nan_ends_one_stream(tiny2, prompts, ar):
+    """What was remembered of one text overflows: that stream's handle says so, and the others go on."""
+    engine = Engine(tiny2, drafter_for(tiny2, "tiny2"), budget=6)
+    engine._kind = HOST
+    handles = [engine.submit(p, 12, stop_token_ids=()) for p in prompts["tiny2"]]
+    while min(handle.num_tokens for handle in handles) < 2:
+        engine.step()
+    assert not any(handle.is_finished for handle in handles)
+    reader = engine._streams._batch.forward.features.reader
+    with torch.inference_mode():
+        reader.values[handles[1].stream.seat, 0] = torch.nan
+    engine.run()
+    with pytest.raises(NonFiniteError, match="DFlashStreams: stream 1: the log-probs for position .* hold a NaN"):
+        handles[1].result()
+    for i in (0, 2):
+        assert handles[i].result().tokens == ar("tiny2")[i].tokens[:12]
 
 
 def test_weights_that_are_nan(tiny2, prompts, ar):

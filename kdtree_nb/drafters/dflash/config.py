@@ -181,7 +181,7 @@ def _layer_types(fields: dict[str, Any], own_window: int | None) -> tuple[tuple[
         raise CheckpointError("layer_types: expected the types of the layers beside use_sliding_window, got none")
     if kinds is None:
         return (own_window,) * num_layers, (bool(is_causal),) * num_layers
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= {SLIDING, FULL}:
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in (SLIDING, FULL) for kind in kinds):
         raise CheckpointError(
             f"layer_types: expected {SLIDING!r} or {FULL!r} for each of {num_layers} layers, got {kinds!r}"
         )

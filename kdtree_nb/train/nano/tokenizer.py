@@ -61,7 +61,10 @@ def load_tokenizer(path: Path) -> Any:
         )
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_file(str(path))
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # its own type
+        raise CorpusError(f"tokenizer: {path}: expected a tokenizer.json, got {error}; make it anew") from error
 
 
 def fingerprint(path: Path) -> str:
