@@ -81,16 +81,15 @@ class CostModel:
     def table(self, num_streams: int, largest: int, num_slots: int = 0, overhead_s: float = 0.0) -> np.ndarray:
         """Seconds f64 [P, largest + 1] of steps of 0 … `largest` rows; NEVER_S below num_streams rows.
 
-        Between measured numbers of streams, and of rows, linear; beyond the last of either as between the last two.
+        Between measured numbers of streams, and of rows, linear; beyond the last of either as between the last two, and
+        not below the last: noise must not make a step free.
         num_slots: of the smallest capture that was measured and holds as many.
         """
         measured = [s for s in self.surfaces if s.num_slots == self._slots(num_slots)]
         low, high, weight = _between(sorted(s.num_streams for s in measured), num_streams)
         drafted = np.arange(largest + 1 - num_streams)
         at = {s.num_streams: s for s in measured}
-        values = (1 - weight) * _spread(at[low], drafted)
-        if weight:
-            values = values + weight * _spread(at[high], drafted)
+        values = blend(_spread(at[low], drafted), _spread(at[high], drafted), weight)
         head = np.full((len(self.prefix_len), min(num_streams, largest + 1)), NEVER_S)
         return np.concatenate([head, values + overhead_s], axis=1)
 
@@ -99,7 +98,7 @@ class CostModel:
         table = self.table(num_streams, num_rows, num_slots)
         first, weight = prefix_weight(self.prefix_len, prefix_len)
         last = min(first + 1, len(self.prefix_len) - 1)
-        return float((1 - weight) * table[first, num_rows] + weight * table[last, num_rows])
+        return float(blend(table[first, num_rows], table[last, num_rows], weight))
 
     def overhead_s(self, drafter: str, num_streams: int) -> float:
         """Seconds that a step takes besides the forward. Raises CalibrationError for a drafter not measured."""
@@ -152,6 +151,12 @@ def prefix_weight(knots: Sequence[int], prefix_len: float) -> tuple[int, float]:
         return 0, 0.0
     first = min(bisect.bisect_right(knots, prefix_len) - 1, len(knots) - 2)
     return first, (prefix_len - knots[first]) / (knots[first + 1] - knots[first])
+
+
+def blend(low: np.ndarray, high: np.ndarray, weight: float) -> np.ndarray:
+    """(1 - weight) of low and `weight` of high; with a weight above 1, beyond the last point, at least `high`."""
+    values = (1 - weight) * low + weight * high
+    return np.maximum(values, high) if weight > 1 else values
 
 
 def _between(counts: Sequence[int], wanted: int) -> tuple[int, int, float]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from kdtree_nb.speculate.cost import CostModel, prefix_weight
+from kdtree_nb.speculate.cost import CostModel, blend, prefix_weight
 from kdtree_nb.tree import DraftTree
 
 GRID = 64
@@ -94,7 +94,7 @@ class Cutter:
         for count in counts:
             table = self._cost.table(count, largest, num_slots, self._overhead_s[count - 1])
             last = len(table) - 1
-            by_count.append([(1 - w) * table[first] + w * table[min(first + 1, last)] for first, w in weights])
+            by_count.append([blend(table[first], table[min(first + 1, last)], w) for first, w in weights])
         return np.array([np.ones_like(by_count[0]), *by_count])
 
     def _place(self, prefix_len: float) -> int:

@@ -13,10 +13,12 @@ from kdtree_nb import Engine, drafters
 from kdtree_nb.drafters.dflash.config import DFlashConfig
 from kdtree_nb.errors import CalibrationError
 from kdtree_nb.model import build_model
+from kdtree_nb.native import ops
 from kdtree_nb.speculate import calibrate, load_cost, save_cost
 from kdtree_nb.speculate import engine as engine_module
 from kdtree_nb.speculate.cost import NEVER_S, CostKey, CostModel, Surface
 from kdtree_nb.speculate.cost_store import cost_key, cost_path, data_dir, drafter_key
+from kdtree_nb.speculate.cut import Cutter
 from kdtree_nb.speculate.measure_cost import Effort
 from kdtree_nb.tiny2 import tiny2_config, tiny2_weights
 
@@ -63,6 +65,18 @@ def test_a_step_of_several_sizes_of_captures_costs_that_of_the_smallest_that_hol
     assert cost.slot_sizes == [1, 3, 9]
     assert cost.seconds(1, 10, 3, num_slots=2) == cost.seconds(1, 10, 3, num_slots=3) < 1
     assert cost.seconds(1, 10, 3, num_slots=4) == cost.seconds(1, 10, 3, num_slots=99) == 9.0
+
+
+def test_noise_makes_no_step_free():
+    """Fewer seconds for more streams or a longer prefix, as a busy machine may measure them: no less beyond."""
+    surfaces = tuple(Surface(0, n, (n,), ((3.0 / n,), (2.0 / n,))) for n in (1, 2))
+    noisy = CostModel(KEY, 64, (10, 20), surfaces)
+    assert (noisy.table(10, 40)[:, 10:] >= 1.0).all() and (noisy.table(10, 40)[:, :10] == NEVER_S).all()
+    assert noisy.seconds(10, 4000, 20) == 1.0
+    cutter = Cutter(noisy, 10, 3, [0.0] * 10, torch.device("cpu"))
+    tree = ops.tree_build(torch.full((10, 2, 2), -5.0), torch.arange(2).repeat(10, 2, 1), torch.zeros(10).long(), 3)
+    assert min(cutter.on_host(tree, 10, 4000.0)) >= 1  # no root is left out
+    assert cutter.on_device(tree, torch.ones(10).int(), torch.full((10,), 4000).int()).min() >= 1
 
 
 def test_overhead_is_that_of_the_drafter():
