@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 def run_k26(args: argparse.Namespace) -> int:
     """`bench k26`. Status 1 if a group failed."""
     target = args.out or (None if bench_k26.is_partial(args) else bench_k26.record_path(args))
-    if args.tp:
+    if args.tp is not None:
         return common.end_of_rank(args.device, lambda: _run_k26_ranks(args, target))
     groups, effort = bench_k26.groups(args)
     return _report(args, *measure(groups, effort, target, bench_k26.command(args), args.device))

@@ -61,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
     if drafter is None:
         raise ValueError("--drafter: expected a drafter, got none")
     model = common.load(args)
+    if args.out:  # rather an error now than behind the evaluation
+        (args.out.parent if args.out.suffix == ".json" else args.out).mkdir(parents=True, exist_ok=True)
     sets = _sets(args, model)
     checked = tuple(_budget(word) for word in args.check)
     prompts = {name: found.prompts for name, found in sets.items()}

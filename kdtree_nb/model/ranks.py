@@ -111,7 +111,8 @@ ONE_RANK = OneRank()
 
 def check_num_ranks(num_ranks: int) -> None:
     """Raises ValueError unless a model can be split over so many."""
-    if num_ranks not in (1, 2, 4, 8):
+    if isinstance(num_ranks, bool) or not isinstance(num_ranks, int) or num_ranks not in (1, 2, 4, 8):
         raise ValueError(
-            f"tensor parallel: world size: expected 1, 2, 4 or 8 ranks, as a reduction has 8 segments, got {num_ranks}"
+            "tensor parallel: world size: expected 1, 2, 4 or 8 ranks, as a reduction has 8 segments, got "
+            f"{num_ranks!r}"
         )

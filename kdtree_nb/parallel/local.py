@@ -42,6 +42,8 @@ def run(
     Those that still run when the others must have noticed are ended.
     """
     check_num_ranks(num_ranks)
+    if num_threads < 0:
+        raise ValueError(f"run: num_threads: expected at least 1, or 0 for the cores shared out, got {num_threads}")
     context = multiprocessing.get_context("forkserver" if device == "cpu" else "spawn")
     if device == "cpu":
         context.set_forkserver_preload(["torch", "kdtree_nb.parallel"])

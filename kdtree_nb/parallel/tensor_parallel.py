@@ -9,8 +9,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kdtree_nb.config import share_of_rank
+from kdtree_nb.errors import KernelUnavailableError
 from kdtree_nb.model.ranks import SampleBy
 from kdtree_nb.native import ops
+from kdtree_nb.native.devices import why_not_on
 from kdtree_nb.parallel import vocabulary
 from kdtree_nb.parallel.group import Group
 from kdtree_nb.parallel.watch import PATIENCE, Patience
@@ -22,12 +24,14 @@ MAX_GATHERED_ROWS = 128
 def start(device: str | torch.device = "cpu", patience: Patience = PATIENCE) -> TensorParallel:
     """This process as one rank of those that torchrun has started. "cuda" is the GPU of the process's LOCAL_RANK.
 
-    Raises ValueError without torchrun's environment or for a world size other than 1, 2, 4 or 8, and RankError where a
-    rank does not come.
+    Raises ValueError without torchrun's environment or for a world size other than 1, 2, 4 or 8, RankError where a rank
+    does not come, and KernelUnavailableError for a GPU that is not there or has no kernels.
     """
     device = torch.device(device)
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) if device.index is None else device.index)
+        if why := why_not_on(device):
+            raise KernelUnavailableError(f"tensor parallel: {device}: {why}")
         torch.cuda.set_device(device)
     return TensorParallel(Group.start(device, patience))
 

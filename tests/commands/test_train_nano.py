@@ -60,6 +60,13 @@ def test_bad_options_of_a_run(step, options, error, capsys):
     assert stopped.value.code == 2 and error in capsys.readouterr().err
 
 
+def test_a_place_that_cannot_be_written_is_found_before_the_training(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("kdtree_nb.train.nano.cli_target.read_corpus", lambda *args: pytest.fail("began"))
+    (tmp_path / "file").touch()
+    assert run("target", "--out", tmp_path / "file", "--steps", 1) == 2
+    assert str(tmp_path / "file") in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[]"])
 def test_a_damaged_tokenizer_is_named(data, tmp_path, capsys):
     path = tmp_path / "tokenizer.json"

@@ -117,6 +117,7 @@ def test_the_command_prints_once_writes_a_record_and_the_error_of_a_projection(t
 
 
 def test_refusals():
+    assert "expected the number of processes that torchrun has started, 1, got 0" in torchrun(1, "--tp", "0").stderr
     done = torchrun(1, "--tp", "2")
     assert (
         done.returncode != 0

@@ -9,9 +9,10 @@ import sys
 import time
 
 import pytest
+import torch
 
 from kdtree_nb import parallel
-from kdtree_nb.errors import RankError
+from kdtree_nb.errors import KernelUnavailableError, RankError
 from kdtree_nb.native import build
 from tests.parallel import programs
 
@@ -67,6 +68,23 @@ def test_ranks_that_have_something_else_are_an_error(what, named):
 def test_a_budget_of_auto_is_refused_at_once():
     told = parallel.run(programs.budget_auto, 2)
     assert all('Engine: budget: expected a number on several ranks, got "auto"' in text for text in told)
+
+
+@pytest.mark.parametrize("num_ranks", [0, 3, "2", 2.0, True])
+def test_numbers_of_ranks_that_are_none(num_ranks):
+    with pytest.raises(ValueError, match="world size: expected 1, 2, 4 or 8 ranks.*got"):
+        parallel.run(programs.sleep_forever, num_ranks)
+
+
+def test_a_negative_number_of_threads():
+    with pytest.raises(ValueError, match="run: num_threads: expected at least 1.*got -1"):
+        parallel.run(programs.sleep_forever, 1, num_threads=-1)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there():
+    with pytest.raises(KernelUnavailableError, match="tensor parallel: cuda:1: expected a GPU below cuda:0"):
+        parallel.start("cuda:1")
 
 
 def start_rank(rank: int, num_ranks: int, port: int) -> subprocess.Popen:

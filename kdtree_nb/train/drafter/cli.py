@@ -48,6 +48,7 @@ def main(step: str, argv: list[str], prog: str) -> None:
     """Train and write."""
     args = parse_args(argv, prog)
     trainer = make_trainer(args, chosen_preset(args))
+    args.out.mkdir(parents=True, exist_ok=True)  # rather an error now than behind the training
     if carry_out(trainer, args):
         finish(trainer, args.out, f"{prog} {' '.join(argv)}", folder_fingerprint(args.target))
 

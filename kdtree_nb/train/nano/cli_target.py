@@ -46,6 +46,7 @@ def main(step: str, argv: list[str], prog: str) -> None:
     """Train and write."""
     args = parse_args(argv, prog)
     preset = chosen_preset(args)
+    args.out.mkdir(parents=True, exist_ok=True)  # rather an error now than behind the training
     corpus = read_corpus(args.corpus, args.tokenizer)
     trainer = Trainer(preset.config, preset.recipe, corpus, torch.device(args.device))
     if carry_out(trainer, args):
