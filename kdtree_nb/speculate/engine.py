@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from kdtree_nb.config import MAX_BUDGET
 from kdtree_nb.drafters import AnyDrafter
 from kdtree_nb.model import Model
 from kdtree_nb.speculate.batch import Batch
@@ -92,6 +93,8 @@ class Engine:
         self._kind = _kind(use_graphs, model.device)
         self._is_chain, self._auto = check_mode(mode), None
         is_auto = isinstance(budget, str) and budget == AUTO
+        if isinstance(budget, str) and not is_auto:
+            raise ValueError(f'Engine: budget: expected an integer of 0 … {MAX_BUDGET} or "auto", got {budget!r}')
         self.budget = budget if is_auto else check_budgets("Engine", budget, 1)[0]
         if is_auto:
             self._check_alone()
@@ -161,7 +164,8 @@ class Engine:
         any is unfinished.
 
         What goes wrong with one stream its handle raises. What concerns all is raised here, as is KeyboardInterrupt:
-        nothing is lost, and the next step goes on with what was emitted.
+        nothing is lost, and the next step goes on with what was emitted. ValueError where a step is in progress on this
+        thread: a drafter or a signal handler may submit, cancel and close, but takes no step.
         """
         return self._streams.step()
 

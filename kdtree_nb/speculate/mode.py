@@ -66,6 +66,8 @@ class Auto:
         """By the given cost model, or by that of the user's folder. Raises CalibrationError: none there, or stale."""
         if cost is None:
             return cls(model, kind, load_cost(model, kind))
+        if not isinstance(cost, CostModel):
+            raise ValueError(f"Engine: cost: expected a CostModel, as calibrate gives, got {type(cost).__name__}")
         check_cost(cost, cost_key(model, kind), "the cost model given", "kdtree_nb.speculate.calibrate(model, drafter)")
         return cls(model, kind, cost)
 

@@ -233,6 +233,14 @@ def test_other_weights_are_another_model(tiny2):
     assert cost_key(tiny2, "host") != cost_key(build_model(tiny2_config(), weights, tiny2.device), "host")
 
 
+def test_a_cost_model_or_a_budget_that_is_none(tiny2):
+    for cost in ({}, "x", 3):
+        with pytest.raises(ValueError, match="Engine: cost: expected a CostModel, as calibrate gives, got"):
+            Engine(tiny2, drafters.NGram(), cost=cost)
+    with pytest.raises(ValueError, match="Engine: budget: expected an integer of 0 … 1023 or \"auto\", got 'all'"):
+        Engine(tiny2, drafters.NGram(), budget="all")
+
+
 def test_a_given_cost_model_of_another_model_is_refused(tiny2):
     with pytest.raises(CalibrationError, match="the cost model given is stale: expected device"):
         Engine(tiny2, drafters.NGram(), budget="auto", cost=COST)
