@@ -38,8 +38,8 @@ def run(
     program, args and results must be picklable; program is imported by the processes. device: "cpu", or "cuda" for one
     GPU each. num_threads: of each process on the CPU; default: the cores, shared out.
 
-    Raises RankError with the first failed rank's traceback, and where a process dies or does not end within timeout_s.
-    Those that still run when the others must have noticed are ended.
+    Raises ValueError where that cannot be pickled, RankError with the first failed rank's traceback, and where a
+    process dies or does not end within timeout_s. Those that still run when the others must have noticed are ended.
     """
     check_num_ranks(num_ranks)
     if num_threads < 0:
@@ -54,7 +54,7 @@ def run(
         receiver, sender = context.Pipe(duplex=False)
         place = rank, num_ranks, store.port, device, num_threads, patience
         process = context.Process(target=_rank_main, args=(sender, place, program, args), daemon=True)
-        process.start()
+        _begin(process)
         sender.close()
         processes.append(process)
         pipes.append(receiver)
@@ -66,6 +66,16 @@ def run(
             if process.is_alive():
                 process.kill()
                 process.join()
+
+
+def _begin(process: multiprocessing.process.BaseProcess) -> None:
+    try:
+        process.start()
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        raise ValueError(
+            f"run: expected a program and arguments that can be pickled, got {error}; define the program at the top of "
+            "a module that the processes can import"
+        ) from error
 
 
 def _collect(pipes: list[Connection], timeout_s: float, patience: Patience) -> list[Any]:
@@ -109,7 +119,11 @@ def _rank_main(sender: Connection, place: tuple, program: Program, args: tuple) 
             result = True, program(ranks, *args)
     except BaseException:
         result = False, traceback.format_exc()
-    sender.send_bytes(pickle.dumps(result))  # not send, which would leave tensors in this process
+    try:
+        data = pickle.dumps(result)
+    except Exception:
+        data = pickle.dumps((False, f"its result: expected one that can be pickled, got\n{traceback.format_exc()}"))
+    sender.send_bytes(data)  # not send, which would leave tensors in this process
     if device == "cuda":
         sender.close()
         os._exit(0)  # captured graphs and NCCL's communicators have no order in which both could be destroyed

@@ -201,6 +201,11 @@ def budget_auto(ranks) -> str:
         return str(error)
 
 
+def unpicklable(ranks):
+    """Returns what no other process can have."""
+    return lambda: ranks.rank
+
+
 def held_bytes(ranks, name: str) -> dict[str, int]:
     """Bytes of the packed weights that a rank holds."""
     model = load(name, "f32", ranks)

@@ -76,6 +76,13 @@ def test_numbers_of_ranks_that_are_none(num_ranks):
         parallel.run(programs.sleep_forever, num_ranks)
 
 
+def test_what_cannot_be_pickled_is_named():
+    with pytest.raises(ValueError, match="run: expected a program and arguments that can be pickled, got .*lambda"):
+        parallel.run(lambda ranks: 1, 1)
+    text, _ = failures(programs.unpicklable, 1)
+    assert "rank 0: its result: expected one that can be pickled" in text and "lambda" in text
+
+
 def test_a_negative_number_of_threads():
     with pytest.raises(ValueError, match="run: num_threads: expected at least 1.*got -1"):
         parallel.run(programs.sleep_forever, 1, num_threads=-1)
