@@ -42,13 +42,11 @@ def run(
     process dies or does not end within timeout_s. Those that still run when the others must have noticed are ended.
     """
     check_num_ranks(num_ranks)
-    if num_threads < 0:
-        raise ValueError(f"run: num_threads: expected at least 1, or 0 for the cores shared out, got {num_threads}")
+    num_threads = _threads(num_threads, num_ranks)
     context = multiprocessing.get_context("forkserver" if device == "cpu" else "spawn")
     if device == "cpu":
         context.set_forkserver_preload(["torch", "kdtree_nb.parallel"])
     store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-    num_threads = num_threads or max(1, (os.cpu_count() or 1) // num_ranks)
     processes, pipes = [], []
     for rank in range(num_ranks):
         receiver, sender = context.Pipe(duplex=False)
@@ -66,6 +64,12 @@ def run(
             if process.is_alive():
                 process.kill()
                 process.join()
+
+
+def _threads(wanted: int, num_ranks: int) -> int:
+    if wanted < 0:
+        raise ValueError(f"run: num_threads: expected at least 1, or 0 for the cores shared out, got {wanted}")
+    return wanted or max(1, (os.cpu_count() or 1) // num_ranks)
 
 
 def _begin(process: multiprocessing.process.BaseProcess) -> None:
