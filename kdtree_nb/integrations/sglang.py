@@ -16,6 +16,7 @@ Tested against the published rules by simulation; nothing here has run inside SG
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from kdtree_nb.config import MAX_BUDGET
 from kdtree_nb.integrations import tree_arrays as arrays
+from kdtree_nb.native.threads import on_this_thread
 from kdtree_nb.tree import DraftTree
 
 
@@ -103,6 +105,13 @@ def to_verify_layout(
     arrays.check_prefix_len("to_verify_layout", prefix_len, tree.num_streams)
     if tree.token.device.type == "cpu":
         arrays.check_tree("to_verify_layout", tree, n)
+    with on_this_thread() if tree.token.device.type == "cpu" else contextlib.nullcontext():
+        return _laid_out(tree, prefix_len, n, mask_mode, total_prefix_len)
+
+
+def _laid_out(
+    tree: DraftTree, prefix_len: Tensor, n: int, mask_mode: TreeMaskMode, total_prefix_len: int | None
+) -> VerifyLayout:
     in_use = torch.arange(n, device=tree.token.device) < tree.num_nodes.unsqueeze(1)
     token = arrays.to_width(tree.token, n).masked_fill(~in_use, 0)
     parent = arrays.to_width(tree.parent, n).long().masked_fill(~in_use, -1)

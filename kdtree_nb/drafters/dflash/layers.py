@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from kdtree_nb.drafters.dflash.config import DFlashConfig
 from kdtree_nb.drafters.dflash.weights import Weights
 from kdtree_nb.native import ops
+from kdtree_nb.native.threads import on_this_thread
 
 MAX_SINGLE_WORK = 1 << 25
 """Multiply-adds up to which attention stays on one thread of a CPU: others would save less than waiting costs."""
@@ -98,17 +100,11 @@ class Layer:
 def attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """q [A, K, r, d], keys and values [A, K, n, d], mask bool [A, 1, r, n] -> [A, K, r, d].
 
-    On a CPU torch's OpenMP threads wait for each other: with other work on two cores, each call took milliseconds
-    instead of microseconds. So small ones stay on this thread; the number of threads is afterwards what it was.
+    On a CPU small ones stay on this thread.
     """
-    num_threads = torch.get_num_threads()
-    if q.is_cuda or num_threads == 1 or q.numel() * keys.shape[2] > MAX_SINGLE_WORK:
+    is_small = not q.is_cuda and q.numel() * keys.shape[2] <= MAX_SINGLE_WORK
+    with on_this_thread() if is_small else contextlib.nullcontext():
         return scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-    torch.set_num_threads(1)
-    try:
-        return scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-    finally:
-        torch.set_num_threads(num_threads)
 
 
 class PackedDrafter:
