@@ -20,9 +20,10 @@ ROOT = Path(__file__).parents[2]
 OP_ARGS = (ROOT / "kernels" / "op_args.h").read_text()
 NAMES = sorted(re.findall(r'm\.def\("(\w+)\(', (ROOT / "kernels" / "bind" / "schema.cpp").read_text()))
 
-# One kernel may serve two operators, and a change of layout has no oracle but its inverse.
-KERNEL_OF = {"linear_heads": "linear", "tree_rows_padded": "tree_rows"}
-WITHOUT_ORACLE = {"pack_linear"}
+# One kernel may serve two operators (a whole and its share are one). A change of layout has no oracle but its inverse,
+# and the words of a share are judged by what merging them gives.
+KERNEL_OF = {"linear_heads": "linear", "tree_rows_padded": "tree_rows", "draft_topk_share": "draft_topk"}
+WITHOUT_ORACLE = {"pack_linear", "draft_topk_share"}
 
 
 def camel(name: str) -> str:

@@ -297,7 +297,7 @@ def test_ready_trees_are_cut_too(tiny2, prompts, ar, script):
 def test_bad_modes_and_budgets(tiny2):
     with pytest.raises(ValueError, match="Engine: mode: expected one of tree, chain, got 'line'"):
         Engine(tiny2, drafters.NGram(), mode="line")
-    with pytest.raises(ValueError, match="budget: expected an integer of 0 … 1023, got 'many'"):
+    with pytest.raises(ValueError, match="budget: expected an integer of 0 … 1023 or .auto., got 'many'"):
         Engine(tiny2, drafters.NGram(), budget="many")
     with pytest.raises(ValueError, match='expected a drafter for budget "auto", got none'):
         Engine(tiny2).generate_ddtree([1], 4, budget="auto")
