@@ -155,29 +155,38 @@ inline void check(const ArgmaxArgs& a, Checks& c) {
   c.num_rows_device(a.num_rows_device);
 }
 
-inline void check(const SampleArgs& a, Checks& c) {
-  c.sizes({{"num_rows", a.num_rows}});
-  c.range("vocab_size", a.vocab_size, 1, kMaxSize);
-  c.range("num_streams", a.num_streams, 0, kMaxIndex);
-  c.array("logits", a.logits, {a.num_rows, a.vocab_size}, "[T, V]");
+// How rows are sampled, of whatever struct: SampleArgs or SampleAmongArgs.
+template <class Args>
+void sampling_arrays(const Args& a, Checks& c) {
   c.array("stream", a.stream, {a.num_rows}, "[T]");
   c.array("position", a.position, {a.num_rows}, "[T]");
   c.array("temperature", a.temperature, {a.num_streams}, "[S]");
   c.array("top_k", a.top_k, {a.num_streams}, "[S]");
   c.array("top_p", a.top_p, {a.num_streams}, "[S]");
   c.array("seed", a.seed, {a.num_streams}, "[S]");
-  c.array("token", a.token, {a.num_rows}, "[T]");
-  c.num_threads(a.num_threads);
-  c.num_rows_device(a.num_rows_device);
 }
 
-inline void explain(const SampleArgs& a, Checks& c) {
+template <class Args>
+void explain_sampling(const Args& a, Checks& c) {
   c.values("stream", a.stream, a.num_rows, 0, a.num_streams - 1);
   c.values("position", a.position, a.num_rows, 0, kMaxIndex);
   c.values("top_k", a.top_k, a.num_streams, 0, kMaxTopK);
   c.out_of_range("expected temperatures that are 0 or positive, normal and finite, and top_p above 0 and at most 1, "
                  "got others");
 }
+
+inline void check(const SampleArgs& a, Checks& c) {
+  c.sizes({{"num_rows", a.num_rows}});
+  c.range("vocab_size", a.vocab_size, 1, kMaxSize);
+  c.range("num_streams", a.num_streams, 0, kMaxIndex);
+  c.array("logits", a.logits, {a.num_rows, a.vocab_size}, "[T, V]");
+  sampling_arrays(a, c);
+  c.array("token", a.token, {a.num_rows}, "[T]");
+  c.num_threads(a.num_threads);
+  c.num_rows_device(a.num_rows_device);
+}
+
+inline void explain(const SampleArgs& a, Checks& c) { explain_sampling(a, c); }
 
 inline void check(const SampleAmongArgs& a, Checks& c) {
   c.sizes({{"num_rows", a.num_rows}, {"num_words", a.num_words}});
@@ -185,24 +194,13 @@ inline void check(const SampleAmongArgs& a, Checks& c) {
   c.range("num_streams", a.num_streams, 0, kMaxIndex);
   c.array("words", a.words, {a.num_rows, a.num_words}, "[T, M]");
   c.array("largest", a.largest, {a.num_rows}, "[T]");
-  c.array("stream", a.stream, {a.num_rows}, "[T]");
-  c.array("position", a.position, {a.num_rows}, "[T]");
-  c.array("temperature", a.temperature, {a.num_streams}, "[S]");
-  c.array("top_k", a.top_k, {a.num_streams}, "[S]");
-  c.array("top_p", a.top_p, {a.num_streams}, "[S]");
-  c.array("seed", a.seed, {a.num_streams}, "[S]");
+  sampling_arrays(a, c);
   c.array("word", a.word, {a.num_rows}, "[T]");
   c.num_threads(a.num_threads);
   c.num_rows_device(a.num_rows_device);
 }
 
-inline void explain(const SampleAmongArgs& a, Checks& c) {
-  c.values("stream", a.stream, a.num_rows, 0, a.num_streams - 1);
-  c.values("position", a.position, a.num_rows, 0, kMaxIndex);
-  c.values("top_k", a.top_k, a.num_streams, 0, kMaxTopK);
-  c.out_of_range("expected temperatures that are 0 or positive, normal and finite, and top_p above 0 and at most 1, "
-                 "got others");
-}
+inline void explain(const SampleAmongArgs& a, Checks& c) { explain_sampling(a, c); }
 
 inline void check(const MoeRouteArgs& a, Checks& c) {
   c.sizes({{"num_rows", a.num_rows}});
