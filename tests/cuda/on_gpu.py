@@ -73,7 +73,6 @@ def phases(out: Path) -> dict[str, list[tuple[str, list[str], float]]]:
             ("counts", bench(out, "counts", counts), 200.0),
             ("attention", [PYTHON, str(HERE / "run_attn.py"), "long"], 200.0),
             ("linear", [PYTHON, str(HERE / "run_linear.py")], 200.0),
-            ("int4", [PYTHON, str(HERE / "run_int4.py")], 200.0),
             ("small_ops", [PYTHON, str(HERE / "run_small_ops.py"), "check"], 200.0),
         ],
         "checkpoint": [("moonlight", [*checkpoint, "--out", str(out / "moonlight.json")], 180.0)],
