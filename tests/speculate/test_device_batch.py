@@ -351,7 +351,7 @@ class TestGpu:
     @pytest.fixture(autouse=True)
     def only_on_a_gpu(self, device):
         if device.type != "cuda":
-            pytest.skip("the GPU's turn comes")
+            pytest.skip("looks at CUDA graphs and streams; the parameter cuda of the same test does")
 
     @pytest.mark.parametrize("drafting", ["ar", "drafter on the device", "with hidden states", "drafter on the host"])
     def test_no_step_waits_for_the_gpu(self, tiny2, prompts, ar, skip_gram, dflash, drafting):

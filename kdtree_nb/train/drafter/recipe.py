@@ -103,7 +103,7 @@ PRESETS = {
     "gpu": Preset(
         Shape(width=768),
         Recipe(num_steps=18000),
-        "the drafter of nano-k2: 74 M blocks, planned for at most 8 minutes on an H200",
+        "the drafter of nano-k2: 74 M blocks, minutes on a large GPU",
     ),
     "cpu": Preset(
         Shape(num_layers=2, width=512, num_heads=2, num_kv_heads=1, head_dim=64, block_size=8),

@@ -91,7 +91,7 @@ PRESETS = {
     "gpu": Preset(
         NANO_CONFIG,
         Recipe(num_steps=12000, batch_tokens=65536, context_cycle=(*(512,) * 7, 2048)),
-        "nano-k2 itself: 786 M tokens, planned for at most 8 minutes on an H200",
+        "nano-k2 itself: 786 M tokens, minutes on a large GPU",
     ),
     "cpu": Preset(
         CPU_CONFIG,
