@@ -27,7 +27,7 @@ COUNTS = (1, 2, 4, 6, 8, 10)
 """Streams that run together."""
 
 NUM_TEXTS = 20
-NUM_TOKENS = 128
+NUM_TOKENS = 64
 MAX_SEQ_LEN = 512
 BUDGET = 8
 """Of "tree"; a chain is as deep as its drafter goes."""

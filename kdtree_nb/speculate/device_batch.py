@@ -198,6 +198,9 @@ class DeviceBatch(Batch):
         return DraftTree(torch.tensor(bonus)[:, None], r.parent, r.depth, r.log_prob, r.ancestor_bits, counts)
 
     def close(self) -> None:
-        """Wait for what is still in flight, so that the memory may be used again."""
+        """Wait for what is still in flight, so that the memory may be used again; an interrupt may have come before it
+        was noted."""
         while self._in_flight:
             self.wait()
+        if self.model.device.type == "cuda":
+            torch.cuda.current_stream(self.model.device).synchronize()

@@ -5,6 +5,9 @@ bench      the timed groups of `kdtree-nb bench --device cuda`, alone on the mac
 book       the chapters, which compare times too
 checks     side by side: the tests with the GPU as device, the counts of the bench (invariance), the checks of
            tests/cuda (attention to 128k, linear, small operations)
+int4       packed INT4 weights: checks, then the times of their tile shapes, alone on the machine
+schedules  streams that join, leave and are cancelled at random, each compared with itself alone; FP32 and BF16
+streams    throughput and latency by the number of streams, alone on the machine
 checkpoint a checkpoint of Moonlight's dimensions: written, loaded, decoded
 sanitizer  compute-sanitizer over every kernel
 
@@ -25,6 +28,7 @@ ROOT = HERE.parents[1]
 PYTHON = sys.executable
 
 COUNTS = ("invariance", "invariance_tokens")
+STREAMS = "streams"
 
 
 def timed_groups() -> list[str]:
@@ -36,7 +40,7 @@ def timed_groups() -> list[str]:
         check=True,
     ).stdout
     names = [line.split()[0] for line in listed.splitlines() if line.strip()]
-    return [word for name in names if name not in COUNTS for word in ("--group", name)]
+    return [word for name in names if name not in (*COUNTS, STREAMS) for word in ("--group", name)]
 
 
 def bench(out: Path, name: str, groups: list[str]) -> list[str]:
@@ -60,6 +64,7 @@ def phases(out: Path) -> dict[str, list[tuple[str, list[str], float]]]:
     """Phase -> parts that run side by side: name, command, most seconds."""
     counts = [word for name in COUNTS for word in ("--group", name)]
     checkpoint = [PYTHON, "-m", "kdtree_nb.bench.load_checkpoint"]
+    schedules = [PYTHON, "-m", "tests.speculate.schedules", "--device", "cuda", "--count", "50"]
     sanitize, libraries = [PYTHON, str(HERE / "sanitize.py"), str(out)], out.parent / f"{out.name}-libraries"
     return {
         "build": [
@@ -75,6 +80,12 @@ def phases(out: Path) -> dict[str, list[tuple[str, list[str], float]]]:
             ("linear", [PYTHON, str(HERE / "run_linear.py")], 200.0),
             ("small_ops", [PYTHON, str(HERE / "run_small_ops.py"), "check"], 200.0),
         ],
+        "int4": [("int4", [PYTHON, str(HERE / "run_int4.py")], 200.0)],
+        "schedules": [
+            ("schedules_fp32", schedules, 240.0),
+            ("schedules_bf16", [*schedules, "--dtype", "bfloat16"], 240.0),
+        ],
+        "streams": [("streams", bench(out, "streams", ["--group", STREAMS]), 200.0)],
         "checkpoint": [("moonlight", [*checkpoint, "--out", str(out / "moonlight.json")], 180.0)],
         "sanitizer": [("sanitizer", [*sanitize, "--library", str(libraries / "kernels.so"), "--skip-checks"], 200.0)],
     }
