@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from kdtree_nb import Engine
+from kdtree_nb import Engine, drafters
 from kdtree_nb.drafters.base import DraftCandidates, StreamDraft, stack
 from kdtree_nb.goldens import load_goldens
 from kdtree_nb.speculate import engine as engine_module
+from kdtree_nb.speculate.step_runner import StepRunner
 from kdtree_nb.tree import DraftTree
-
-NUM_TOKENS = 24
-
+from tests.speculate.shared import NUM_TOKENS, poisoned_model
 
 BOTH_KINDS = (
-    "test_dflash", "test_engine", "test_exactness", "test_features", "test_sampling", "test_section10", "test_streams",
+    "test_dflash", "test_engine", "test_exactness", "test_features", "test_hard_inputs", "test_sampling",
+    "test_streams", "test_streams_failing", "test_streams_interrupted", "test_streams_limits",
 )  # fmt: skip
 """Modules whose tests run twice: steps led by the host, and steps that the device takes (on a CPU, without a graph)."""
 
@@ -80,6 +80,55 @@ def ar(models, prompts):
         return results[name, dtype]
 
     return get
+
+
+@pytest.fixture
+def prompt(prompts):
+    """The longest prompt of tiny2."""
+    return prompts["tiny2"][0]
+
+
+@pytest.fixture
+def want(ar):
+    """What AR decoding gives for `prompt`, in FP32."""
+    return ar("tiny2")[0]
+
+
+@pytest.fixture
+def skip_gram(prompts, ar):
+    """A drafter on the device for tiny2, right now and then."""
+    texts = [p + g.tokens for p, g in zip(prompts["tiny2"], ar("tiny2"), strict=True)]
+    return drafters.SkipGram(sum(texts, []), 331, depth=5, min_count=2)
+
+
+@pytest.fixture
+def dflash():
+    """A drafter on the device that sees hidden states of tiny2; untrained."""
+    sizes = {"hidden_size": 192, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    heads = {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 331, "block_size": 8}
+    return drafters.DFlash.random(drafters.DFlashConfig(**sizes, **heads, target_layer_ids=(1, 4), mask_token_id=330))
+
+
+@pytest.fixture
+def poisonous(want, device):
+    """tiny2 whose embedding of the 6th token of `want` is NaN, and that token."""
+    token = want.tokens[5]
+    return poisoned_model(token, device), token
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """ "launch" and "wait" in the order in which runners are told to."""
+    seen = []
+    for name in ("launch", "wait"):
+        method = getattr(StepRunner, name)
+
+        def noted(self, *args, name=name, method=method):
+            seen.append(name)
+            return method(self, *args)
+
+        monkeypatch.setattr(StepRunner, name, noted)
+    return seen
 
 
 class ShuffledOracle:

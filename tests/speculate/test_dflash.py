@@ -11,8 +11,8 @@ from kdtree_nb.drafters.dflash.weights import random_weights
 from kdtree_nb.errors import NonFiniteError
 from kdtree_nb.native.ops import StreamState
 from kdtree_nb.speculate.engine import HOST
+from tests.speculate.shared import NUM_TOKENS
 
-NUM_TOKENS = 24
 LAYERS = {"tiny": (0, 2), "tiny2": (4, 1)}
 
 

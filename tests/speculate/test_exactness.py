@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kdtree_nb import Engine, drafters
+from tests.speculate.shared import assert_same
 
 BUDGETS = [0, 1, 2, 7, 16, 31, 32, 33, 63, 64, 65, 128, 512, 1023]
 DRAFTERS = {
@@ -15,12 +16,6 @@ DRAFTERS = {
     "ngram": lambda continuations, V: drafters.NGram(),
     "skip gram": lambda continuations, V: drafters.SkipGram(sum(continuations, []), V, depth=5, min_count=2),
 }
-
-
-def assert_same(got, want):
-    assert got.tokens == want.tokens
-    assert got.finish_reason == want.finish_reason
-    assert torch.equal(got.logits, want.logits)  # false on NaN
 
 
 @pytest.mark.parametrize("budget", BUDGETS)

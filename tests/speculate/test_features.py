@@ -8,8 +8,8 @@ import torch
 from kdtree_nb import Engine, drafters, ops
 from kdtree_nb.speculate import engine as engine_module
 from kdtree_nb.speculate.text_hidden import text_hidden
+from tests.speculate.shared import NUM_TOKENS
 
-NUM_TOKENS = 24
 LAYERS = (2, 0)
 
 

@@ -12,6 +12,7 @@ from kdtree_nb import Engine, Sampling, drafters, load_model, ops, reference
 from kdtree_nb.errors import NonFiniteError
 from kdtree_nb.speculate import engine as engine_module
 from kdtree_nb.speculate.sampling import GREEDY, Chooser, check_samplings
+from tests.speculate.shared import assert_same
 
 SAMPLINGS = [Sampling(1.0, seed=3), Sampling(0.8, top_k=20, top_p=0.9, seed=2**40), Sampling(1.3, top_p=0.95, seed=5)]
 """One for each of the 3 prompts."""
@@ -45,12 +46,6 @@ def sampled(models, prompts):
         return results[name, dtype]
 
     return get
-
-
-def assert_same(got, want):
-    assert got.tokens == want.tokens
-    assert got.finish_reason == want.finish_reason
-    assert torch.equal(got.logits, want.logits)  # false on NaN
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,6 +1,6 @@
-"""Inputs that broke others. One test or more per row of the list; the docstring begins with the row.
+"""Inputs that broke other engines; each docstring begins with what it is that broke them.
 
-Rows that need several ranks (vocabulary split over ranks), a CUDA graph, or temperature > 0 come with those features.
+Those of ranks stand in `tests/parallel`, of captured steps in `test_device_*.py`, of sampling in `test_sampling.py`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,7 @@ from kdtree_nb.drafters import DraftCandidates
 from kdtree_nb.errors import NonFiniteError
 from kdtree_nb.model import build_model
 from kdtree_nb.tiny2 import tiny2_config, tiny2_weights
-
-NUM_TOKENS = 24
-
-
-@pytest.fixture
-def prompt(prompts):
-    return prompts["tiny2"][0]
-
-
-@pytest.fixture
-def want(ar):
-    return ar("tiny2")[0]
+from tests.speculate.shared import NUM_TOKENS, assert_same, poisoned_model
 
 
 @pytest.fixture
@@ -38,12 +27,6 @@ def unseen(prompt, want):
 
 def candidates(log_probs, token_ids):
     return DraftCandidates(torch.tensor(log_probs, dtype=torch.float32), torch.tensor(token_ids))
-
-
-def assert_same(got, want):
-    assert got.tokens == want.tokens
-    assert got.finish_reason == want.finish_reason
-    assert torch.equal(got.logits, want.logits)
 
 
 def decode(model, drafter, prompt, budget=16, num_tokens=NUM_TOKENS, **options):
@@ -284,17 +267,14 @@ def test_max_new_tokens_reached_in_mid_path(tiny2, prompt, want, num_tokens):
 
 
 @pytest.fixture
-def poisonous(unseen, device):
-    """tiny2 whose embedding of the unseen token is NaN: any row of that token has NaN logits."""
-    weights = tiny2_weights()
-    weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"].copy()
-    weights["model.embed_tokens.weight"][unseen] = np.nan
-    return build_model(tiny2_config(), weights, device)
+def poisonous_unseen(unseen, device):
+    """tiny2 whose embedding of the unseen token is NaN."""
+    return poisoned_model(unseen, device)
 
 
-def test_nan_logits_of_the_target(poisonous, prompt, want, unseen):
+def test_nan_logits_of_the_target(poisonous_unseen, prompt, want, unseen):
     """NaN logits of the target: an error that names stream and position; the engine goes on working."""
-    engine = Engine(poisonous, drafters.Oracle([want.tokens] * 2))
+    engine = Engine(poisonous_unseen, drafters.Oracle([want.tokens] * 2))
     bad = [*prompt[:-1], unseen]
     for generate in (engine.generate_ar, engine.generate_ddtree):
         with pytest.raises(NonFiniteError, match=f"stream 1: .* position {len(bad) - 1} "):
@@ -302,7 +282,7 @@ def test_nan_logits_of_the_target(poisonous, prompt, want, unseen):
     assert engine.generate_ddtree(prompt, NUM_TOKENS).tokens == want.tokens
 
 
-def test_nan_logits_beyond_what_is_emitted(poisonous, prompt, want, script, unseen):
+def test_nan_logits_beyond_what_is_emitted(poisonous_unseen, prompt, want, script, unseen):
     """NaN logits of the target: a rejected node's do no harm, since AR would not have computed them."""
 
     def answer(context):
@@ -310,7 +290,7 @@ def test_nan_logits_beyond_what_is_emitted(poisonous, prompt, want, script, unse
         right = want.tokens[done : done + 2]
         return candidates([[[-2.0, -3.0]] * len(right)], [[[unseen, t] for t in right]])
 
-    got = decode(poisonous, script(answer), prompt)
+    got = decode(poisonous_unseen, script(answer), prompt)
     assert_same(got, want)
     assert sum(got.stats.accepted_per_step) > 0
 
