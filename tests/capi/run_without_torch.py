@@ -18,7 +18,8 @@ import numpy as np  # noqa: E402
 from kdtree_nb.errors import KdtreeError  # noqa: E402
 from kdtree_nb.kdtr import Bf16  # noqa: E402
 from kdtree_nb.native import capi  # noqa: E402
-from tests.capi.cases import DTYPES, ORACLES, Cases, assert_matches, results_of  # noqa: E402
+from tests.capi.cases import DTYPES, Cases  # noqa: E402
+from tests.capi.oracles import ORACLES, assert_matches, results_of  # noqa: E402
 
 
 def expect_error(kind: type[Exception], text: str, function, *positional, **arguments) -> None:

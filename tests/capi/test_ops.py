@@ -18,7 +18,8 @@ from kdtree_nb.errors import KernelUnavailableError
 from kdtree_nb.kdtr import Bf16
 from kdtree_nb.native import capi
 from kdtree_nb.native.ops.namespace import native
-from tests.capi.cases import DTYPES, IN_PLACE, ORACLES, Cases, assert_matches
+from tests.capi.cases import DTYPES, IN_PLACE, Cases
+from tests.capi.oracles import ORACLES, assert_matches
 
 HERE = Path(__file__).parent
 OPS = sorted([*ORACLES, "pack_linear"])
@@ -264,16 +265,8 @@ def test_null_pointers_are_errors(op, library):
             setattr(args, name, memory.ctypes.data)
         if op == "step_commit" and name == "step":
             break  # every pointer is there; what follows reads the arrays
-    optional = {
-        "num_rows_device",
-        "row_begin",
-        "group_id",
-        "bias",
-        "residual",
-        "shared_gate_up",
-        "shared_down",
-        "workspace",
-    }
+    optional = {"num_rows_device", "row_begin", "group_id", "bias", "residual", "shared_gate_up", "shared_down"}
+    optional |= {"workspace"}
     optional |= {"words"} if op == "draft_topk" else set()  # of a share, instead of the others
     assert set(wanted) >= set(known.pointers) - optional
 
