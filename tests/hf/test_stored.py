@@ -16,10 +16,10 @@ from kdtree_nb.drafters import NGram
 from kdtree_nb.errors import CheckpointError
 from kdtree_nb.hf.dequantize import dequantize_fp8, dequantize_int4, unpack_int4
 from kdtree_nb.hf.quantization import Fp8Blocks
+from tests.hf.int4_config import GROUP, QUANTIZATION
 
 TOKENS = torch.randint(0, 331, (90,), generator=torch.Generator().manual_seed(9)).tolist()
 FAMILY = "kimi-k2-thinking"
-GROUP = 32
 
 
 @pytest.fixture(scope="module")
@@ -62,17 +62,9 @@ def int4_checkpoint(plain, target):
         tensors[f"{layer}.weight_scale"] = scale
         tensors[f"{layer}.weight_shape"] = torch.tensor(weight.shape)
         values[name] = (q.float() * scale.float().unsqueeze(2)).view_as(weight)
-    quantization = {
-        "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
-        "kv_cache_scheme": None,
-        "config_groups": {"group_0": {"targets": ["Linear"], "input_activations": None, "output_activations": None,
-            "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP, "symmetric": True,
-                        "dynamic": False, "actorder": None, "observer": "minmax"}}},
-        "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"],
-    }  # fmt: skip
     (target / "int4").mkdir()
     (target / "values").mkdir()
-    packed = restore(plain, target / "int4", tensors, quantization_config=quantization)
+    packed = restore(plain, target / "int4", tensors, quantization_config=QUANTIZATION)
     return packed, restore(plain, target / "values", values)
 
 

@@ -11,17 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from kdtree_nb.hf.folder import INDEX
 from kdtree_nb.hf.write import write_folder
+from tests.hf.int4_config import GROUP, QUANTIZATION
 from tests.parallel.programs import config_of, random_weights
-
-GROUP = 32
-QUANTIZATION = {
-    "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
-    "kv_cache_scheme": None,
-    "config_groups": {"group_0": {"targets": ["Linear"], "input_activations": None, "output_activations": None,
-        "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP, "symmetric": True,
-                    "dynamic": False, "actorder": None, "observer": "minmax"}}},
-    "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"],
-}  # fmt: skip
 
 
 def write_int4(folder: Path, width: int) -> str:
