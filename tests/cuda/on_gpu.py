@@ -57,7 +57,7 @@ def tests(out: Path) -> list[str]:
         "--ignore=tests/cuda/test_compile.py",
         "--ignore=tests/test_environment.py",
     ]
-    return [PYTHON, "-m", "pytest", *folders, "-q", "-n", "14", "-p", "no:cacheprovider", "-k", "cuda or device or gpu"]
+    return [PYTHON, "-m", "pytest", *folders, "-v", "-n", "14", "-p", "no:cacheprovider", "-k", "cuda or device or gpu"]
 
 
 def phases(out: Path) -> dict[str, list[tuple[str, list[str], float]]]:

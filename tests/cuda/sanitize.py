@@ -30,9 +30,19 @@ HERE = Path(__file__).resolve().parent
 TOOLS = ("memcheck", "synccheck", "racecheck", "initcheck")
 CHECKS = {"small ops": ["run_small_ops.py", "check"], "linear and experts": ["run_linear.py"],
           "attention": ["run_attn.py", "check"]}  # fmt: skip
-OPTIONS = {"racecheck": ("--racecheck-indirect-barrier-dependency",)}
+OPTIONS = {"racecheck": ("--racecheck-indirect-barrier-dependency", "--print-limit", "100000")}
 """A consumer warp of linear meets (__syncwarp), then one lane arrives at the mbarrier that its producer waits for. That
-orders what all its lanes read; without this option racecheck counts what the arriving lane read alone."""
+orders what all its lanes read; without the first option racecheck counts what the arriving lane read alone."""
+
+PRODUCERS = {"bulk_copy", "cp_async16", "XProducer"}
+CONSUMERS = {"load_matrices", "load_shared", "Int4Fragments"}
+"""The two sides of linear's stages, by the function that touches shared memory. One fills a stage and the other reads
+it, handed over by mbarriers: bytes that a bulk copy completes, and arrivals behind cp.async. racecheck knows no such
+order for copies by address (flash-attention's authors describe the same reports: Dao-AILab/flash-attention, v2.8.3,
+AI/RACECHECK_TMA_HAZARD.md), so it reports every stage that is used again. Reports between these two sides alone are
+counted apart, as `known`; any other is an error. What stands for the hand-over itself is tests/cuda/run_linear.py: bits
+of thousands of shapes and rows."""
+ACCESS = re.compile(r"(Read|Write) access at (?:kdtree::)?(\w+)")
 ALL_OPS = "all operations of op_args.h"
 SUMMARY = re.compile(
     r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warning"
@@ -41,7 +51,8 @@ SUMMARY = re.compile(
 
 @dataclasses.dataclass
 class Result:
-    """What a tool said of a case. errors is None where it said nothing: the process failed or ran out of time."""
+    """What a tool said of a case. errors is None where it said nothing: the process failed or ran out of time; `known`
+    ones are not among them."""
 
     kernel: str
     tool: str
@@ -49,6 +60,7 @@ class Result:
     warnings: int
     forms: str
     seconds: float
+    known: int = 0
 
     @property
     def is_clean(self) -> bool:
@@ -113,7 +125,7 @@ def run_one(
 ) -> tuple[Result, str]:
     """One process under a tool; its result and output."""
     folder, limit_s = options.folder, options.limit_s
-    settings = ["--tool", tool, "--error-exitcode", "9", "--print-limit", "20", *OPTIONS.get(tool, ())]
+    settings = ["--tool", tool, "--error-exitcode", "9", *OPTIONS.get(tool, ("--print-limit", "20"))]
     out = folder / re.sub(r"\W+", "_", f"{tool}_{kernel}")
     out.mkdir(exist_ok=True)
     variables = os.environ | {"QUICK": "1", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OUT": str(out), "LIMIT_S": "60",
@@ -136,10 +148,25 @@ def read_result(kernel: str, tool: str, text: str, code: int, seconds: float) ->
     found = SUMMARY.findall(text)
     errors = int(found[-1][0] or found[-1][1]) if found else None
     warnings = int(found[-1][2] or 0) if found else 0
+    known = known_races(text) if tool == "racecheck" and kernel.startswith("linear") and errors else 0
+    if errors is not None:
+        code, errors = (0 if known and known == errors and code == 9 else code), errors - known
     if code and errors == 0 and warnings == 0:  # the program failed by itself
         errors = None
     forms = re.findall(r"^[^=\n]*?(\d+ forms: .*|\d+ checks, 0 failed|all checks passed)", text, re.M)
-    return Result(kernel, tool, errors, warnings, forms[-1] if forms else "", round(seconds, 1))
+    return Result(kernel, tool, errors, warnings, forms[-1] if forms else "", round(seconds, 1), known)
+
+
+def known_races(text: str) -> int:
+    """How many of racecheck's errors are between PRODUCERS that write and CONSUMERS that read."""
+    reports = text.split("Error: Race reported between ")[1:]
+    accesses = [ACCESS.findall(report.partition("========= \n")[0]) for report in reports]
+    sides = {("Write", name) for name in PRODUCERS}, {("Read", name) for name in CONSUMERS}
+    return sum(
+        any({first} <= one and {*others} <= other for one, other in (sides, sides[::-1]))
+        for first, *others in accesses
+        if others
+    )
 
 
 def describe_device(library: Path) -> dict[str, str]:
@@ -173,7 +200,8 @@ def to_record(
     looked at and found."""
     entries = [
         {"name": f"sanitizer/{r.tool}", "unit": "s", "samples": [r.seconds],
-         "params": {"kernel": r.kernel, "errors": r.errors, "warnings": r.warnings, "forms": r.forms}} for r in results
+         "params": {"kernel": r.kernel, "errors": r.errors, "warnings": r.warnings, "known": r.known,
+                    "forms": r.forms}} for r in results
     ]  # fmt: skip
     return {
         "device": device["device"], "device_kind": "cuda",
@@ -184,8 +212,12 @@ def to_record(
 
 
 def report(results: list[Result]) -> None:
-    """A line for each kernel and tool that is not clean, and the totals."""
+    """A line for each kernel and tool that is not clean or has known reports, and the totals."""
     for result in results:
+        if result.known:
+            print(
+                f"known     {result.tool:9s} {result.kernel}: {result.known} reports of stages that mbarriers hand over"
+            )
         if not result.is_clean:
             print(f"NOT CLEAN {result.tool:9s} {result.kernel}: {result.errors} errors, {result.warnings} warnings "
                   f"({result.forms or 'did not end well'}), {result.seconds} s", flush=True)  # fmt: skip

@@ -69,6 +69,33 @@ def test_what_a_tool_says_is_read(text, code, errors, warnings, is_clean):
     assert (result.errors, result.warnings, result.is_clean) == (errors, warnings, is_clean)
 
 
+RACE = """========= Error: Race reported between {} access at kdtree::{}(unsigned int)+0xcd0 in a.cuh:26
+=========     and {} access at kdtree::{}(unsigned int, const void *)+0x3370 in a.cuh:61 [5952 hazards]
+========= \n"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "known"),
+    [
+        (("Read", "load_matrices", "Write", "bulk_copy"), 1),
+        (("Write", "cp_async16", "Read", "load_shared"), 1),
+        (("Write", "bulk_copy", "Write", "cp_async16"), 0),
+        (("Read", "load_matrices", "Write", "send_sums"), 0),
+        (("Write", "load_matrices", "Read", "bulk_copy"), 0),
+    ],
+)
+@pytest.mark.parametrize("kernel", ["linear:BF16", "moe_experts:BF16"])
+def test_races_between_the_sides_of_a_stage_are_known(ends, known, kernel):
+    known *= kernel.startswith("linear")
+    text = "linear: 1 forms: x\n" + 2 * RACE.format(*ends)
+    text += "========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)\n"
+    result = sanitize.read_result(kernel, "racecheck", text, 9, 1.0)
+    assert (result.known, result.errors, result.is_clean) == (2 * known, 2 - 2 * known, bool(known))
+    mixed = text.replace(RACE.format(*ends), RACE.format("Write", "fold", "Read", "load_shared"), 1)
+    assert not sanitize.read_result(kernel, "racecheck", mixed, 9, 1.0).is_clean
+    assert sanitize.read_result(kernel, "memcheck", text, 9, 1.0).known == 0
+
+
 def test_racecheck_and_initcheck_leave_out_the_long_checks(tmp_path):
     jobs = sanitize.processes(tmp_path / "kernels.so", list(sanitize.TOOLS))
     assert {tool for kernel, tool, _ in jobs if kernel.startswith("checks")} == {"memcheck", "synccheck"}

@@ -26,6 +26,8 @@ from kdtree_nb.train.nano.recipe import NANO_CONFIG
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 PROMPT = list(b"def area(width, height):\n    return width * height\n\ndef volume(width, height, depth):\n    return")
 NUM_TOKENS = 256
+MAX_CANDIDATES_ON_GPU = 1024
+"""That draft_topk has a kernel for."""
 
 
 def random_weights(config: ModelConfig, seed: int = 7) -> dict[str, np.ndarray]:
@@ -123,7 +125,8 @@ def vocabulary_choices(
     logits[3] = torch.where(torch.arange(vocab_size) % 2 == 0, 0.0, -0.0)
     begin, end = share_of_rank(vocab_size, ranks.rank, ranks.num_ranks)
     logits, found = logits.to(device), []
-    for width in (1, 2, 17, 33, 70, vocab_size):
+    most = vocab_size if torch.device(device).type == "cpu" else min(vocab_size, MAX_CANDIDATES_ON_GPU)
+    for width in (1, 2, 17, 33, 70, most):
         drafts = ranks.draft_topk(logits[None, :, begin:end].contiguous(), vocab_size, min(width, vocab_size))
         found += [part.clone() for part in drafts]
     logits[4, 5] = torch.nan
