@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <initializer_list>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -85,6 +86,14 @@ inline std::string shown(std::string_view text) {
   return std::string(text.substr(0, end)) + " …";
 }
 
+[[noreturn]] inline void fail(const std::string& path, const std::string& where, const std::string& field,
+                              const std::string& expected, std::string_view got) {
+  const std::string place = path + ": " + where + ": " + (field.empty() ? "" : field + ": ");
+  throw KdtrError(place + "expected " + expected + ", got " + shown(got));
+}
+
+inline std::string place_of(std::string_view tensor) { return "tensor '" + shown(tensor) + "'"; }
+
 inline std::string hex(uint32_t value) {
   std::string text = "0x";
   for (int shift = 28; shift >= 0; shift -= 4) text += "0123456789abcdef"[value >> shift & 15];
@@ -142,63 +151,42 @@ inline size_t find_not_utf8(std::string_view text) {
 // A place in JSON text. `check` refuses what is no JSON; the other members walk through text that has passed it.
 class Json {
  public:
-  Json(const std::string& path, std::string_view text) : path_(path), text_(text) {}
-
-  [[noreturn]] void fail(const std::string& where, const std::string& field, const std::string& expected,
-                         std::string_view got) const {
-    const std::string place = path_ + ": " + where + ": " + (field.empty() ? "" : field + ": ");
-    throw KdtrError(place + "expected " + expected + ", got " + shown(got));
-  }
+  Json(const std::string& path, std::string_view text) : path_(path), text_(text) { skip_space(); }
 
   // The whole text: one value, no key twice in an object, numbers finite, at most kMaxNesting levels.
   void check() {
     const size_t bad = find_not_utf8(text_);
-    if (bad != std::string_view::npos) fail("header", "", "JSON in UTF-8", "another byte at " + std::to_string(bad));
-    check_value(0);
+    if (bad != std::string_view::npos) fail("", "JSON in UTF-8", "another byte at " + std::to_string(bad));
+    value(0);
     skip_space();
     if (at_ < text_.size()) fail_syntax("the end");
-    at_ = 0;
   }
 
-  // The text of the next value, as it is written.
-  std::string_view value() {
-    skip_space();
-    const size_t begin = at_;
-    int depth = 0;
-    do {
-      const char c = text_[at_];
-      if (c == '"') {
-        skip_string();
-      } else {
-        depth += c == '{' || c == '[' ? 1 : c == '}' || c == ']' ? -1 : 0;
-        ++at_;
-        if (depth == 0 && !is_end(c))
-          while (at_ < text_.size() && !is_end(text_[at_])) ++at_;  // the rest of a number, true, false, null
-      }
-    } while (depth > 0);
-    return text_.substr(begin, at_ - begin);
-  }
+  bool is_object() const { return peek() == '{'; }
+  bool is_array() const { return peek() == '['; }
 
   // Calls visit(key, text of the value) for each member of the object that the text is.
   template <class Visit>
   void members(Visit&& visit) {
-    if (!enter('{')) return;
-    do {
-      skip_space();
-      const size_t begin = at_;
-      skip_string();
-      std::string key = decoded(text_.substr(begin + 1, at_ - begin - 2));
-      next(':');
-      visit(std::move(key), value());
-    } while (next(','));
+    object(0, visit);
   }
 
   // Calls visit(text of the item) for each item of the array that the text is.
   template <class Visit>
   void items(Visit&& visit) {
-    if (!enter('[')) return;
-    do visit(value());
-    while (next(','));
+    array(0, visit);
+  }
+
+  // The text of each value of an object with exactly these keys. False if it is none.
+  bool fields(std::initializer_list<std::pair<std::string_view, std::string_view*>> wanted) {
+    size_t num_members = 0, num_known = 0;
+    if (!is_object()) return false;
+    members([&](std::string_view key, std::string_view value) {
+      ++num_members;
+      for (const auto& [name, text] : wanted)
+        if (name == key) *text = value, ++num_known;
+    });
+    return num_members == wanted.size() && num_known == wanted.size();
   }
 
   // What a checked string literal without its quotes stands for, in UTF-8 (a lone surrogate as its three bytes).
@@ -228,7 +216,6 @@ class Json {
   }
 
  private:
-  static bool is_end(char c) { return std::strchr(",:]} \t\n\r", c) != nullptr; }  // NUL has been refused by `check`
   static bool is_digit(char c) { return c >= '0' && c <= '9'; }
   static int hex_digit(char c) {
     return is_digit(c) ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
@@ -246,12 +233,16 @@ class Json {
     out.push_back(static_cast<char>(0xf0 | code >> 18)), tail(12), tail(6), tail(0);
   }
 
+  [[noreturn]] void fail(const char* field, const std::string& expected, std::string_view got) const {
+    kdtr_detail::fail(path_, "header", field, expected, got);
+  }
+
   [[noreturn]] void fail_syntax(const char* expected) const {
     const auto byte = static_cast<unsigned char>(peek());
     const std::string place = at_ >= text_.size()             ? "the end"
                               : byte > 0x20 && byte < 0x7f ? std::string("'") + peek() + "'"
                                                               : "the byte " + hex(byte).substr(8);
-    fail("header", "", std::string("JSON in UTF-8 with ") + expected, place + " at byte " + std::to_string(at_));
+    fail("", std::string("JSON in UTF-8 with ") + expected, place + " at byte " + std::to_string(at_));
   }
 
   char peek() const { return at_ < text_.size() ? text_[at_] : '\0'; }
@@ -267,43 +258,39 @@ class Json {
     return true;
   }
 
-  // Steps into an object or array. False if it is empty.
-  bool enter(char open) {
-    next(open);
+  // Checks the next value, which lies in `depth` others. Its text, as it is written.
+  std::string_view value(int depth) {
     skip_space();
-    return peek() != (open == '{' ? '}' : ']');
-  }
-
-  void skip_string() {
-    for (++at_; text_[at_] != '"'; ++at_)
-      if (text_[at_] == '\\') ++at_;
-    ++at_;
+    const size_t begin = at_;
+    check_value(depth);
+    return text_.substr(begin, at_ - begin);
   }
 
   void check_value(int depth) {
-    skip_space();
     const char c = peek();
     if (c == '{' || c == '[') {
-      if (depth == kMaxNesting) fail("header", "nesting", "at most " + std::to_string(kMaxNesting) + " levels", "more");
-      return c == '{' ? check_object(depth + 1) : check_array(depth + 1);
+      if (depth == kMaxNesting) fail("nesting", "at most " + std::to_string(kMaxNesting) + " levels", "more");
+      return c == '{' ? object(depth + 1, [](auto...) {}) : array(depth + 1, [](auto...) {});
     }
     if (c == '"') return check_string();
     for (const std::string_view word : {"true", "false", "null"})
       if (text_.substr(at_, word.size()) == word) return void(at_ += word.size());
     for (const std::string_view word : {"NaN", "Infinity", "-Infinity"})
-      if (text_.substr(at_, word.size()) == word) fail("header", "number", "a finite value", word);
+      if (text_.substr(at_, word.size()) == word) fail("number", "a finite value", word);
     check_number();
   }
 
-  void check_array(int depth) {
+  template <class Visit>
+  void array(int depth, Visit&& visit) {
     ++at_;
     if (next(']')) return;
-    do check_value(depth);
+    do visit(value(depth));
     while (next(','));
     if (!next(']')) fail_syntax("',' or ']'");
   }
 
-  void check_object(int depth) {
+  template <class Visit>
+  void object(int depth, Visit&& visit) {
     std::vector<std::string_view> keys;
     std::deque<std::string> with_escapes;  // those that are not written as they read
     ++at_;
@@ -317,12 +304,13 @@ class Json {
       if (literal.find('\\') == std::string_view::npos) keys.push_back(literal);
       else keys.push_back(with_escapes.emplace_back(decoded(literal)));
       if (!next(':')) fail_syntax("':'");
-      check_value(depth);
+      visit(keys.back(), value(depth));
     } while (next(','));
     if (!next('}')) fail_syntax("',' or '}'");
     std::sort(keys.begin(), keys.end());
     const auto twice = std::adjacent_find(keys.begin(), keys.end());
-    if (twice != keys.end()) fail("tensor or key '" + shown(*twice) + "'", "name", "each name once", "a duplicate");
+    if (twice == keys.end()) return;
+    kdtr_detail::fail(path_, "tensor or key '" + shown(*twice) + "'", "name", "each name once", "a duplicate");
   }
 
   void check_string() {
@@ -364,8 +352,8 @@ class Json {
     }
     const std::string_view number = text_.substr(first, at_ - first);
     if (is_integer && num_digits > kMaxIntegerDigits)
-      fail("header", "", "JSON with integers of at most 4300 digits", std::to_string(num_digits) + " digits");
-    if (!is_integer && overflows(number)) fail("header", "number", "a finite value", text_.substr(begin, at_ - begin));
+      fail("", "JSON with integers of at most 4300 digits", std::to_string(num_digits) + " digits");
+    if (!is_integer && overflows(number)) fail("number", "a finite value", text_.substr(begin, at_ - begin));
   }
 
   // Whether a number without its sign is infinite as a double.
@@ -407,7 +395,7 @@ class Mapping {
  public:
   explicit Mapping(const std::string& path) {
     const auto fail = [&](const std::string& got) {
-      throw KdtrError(path + ": file: expected a readable, non-empty KDTR file, got " + got);
+      kdtr_detail::fail(path, "file", "", "a readable, non-empty KDTR file", got);
     };
     struct stat status;
     if (path.find('\0') != std::string::npos) fail("a name with a NUL");
@@ -483,7 +471,7 @@ class KdtrFile {
   template <class T>
   const T* data(const std::string& name) const {
     const std::string_view dtype = kdtr_detail::dtype_of<T>();
-    if (tensor(name).dtype != dtype) fail("tensor '" + name + "'", "dtype", std::string(dtype), tensor(name).dtype);
+    if (tensor(name).dtype != dtype) fail(kdtr_detail::place_of(name), "dtype", std::string(dtype), tensor(name).dtype);
     return static_cast<const T*>(data(name));
   }
 
@@ -495,7 +483,7 @@ class KdtrFile {
  private:
   [[noreturn]] void fail(const std::string& where, const std::string& field, const std::string& expected,
                          std::string_view got) const {
-    kdtr_detail::Json(path_, {}).fail(where, field, expected, got);
+    kdtr_detail::fail(path_, where, field, expected, got);
   }
 
   template <class T>
@@ -530,41 +518,25 @@ class KdtrFile {
   }
 
   void read_header(std::string_view header) {
+    using kdtr_detail::Json;
     std::string_view tensors;
-    bool known = true;
-    int num_members = 0;
-    const bool is_object = kdtr_detail::Json(path_, header).value().front() == '{';
-    if (is_object)
-      kdtr_detail::Json(path_, header).members([&](const std::string& key, std::string_view value) {
-        ++num_members;
-        (key == "metadata" ? metadata_ : key == "tensors" ? tensors : (known = false, value)) = value;
-      });
-    if (!is_object || !known || num_members != 2)
+    if (!Json(path_, header).fields({{"metadata", &metadata_}, {"tensors", &tensors}}))
       fail("header", "JSON", "an object with the keys metadata and tensors", header);
     if (metadata_.front() != '{') fail("header", "metadata", "a JSON object", metadata_);
     if (tensors.front() != '{') fail("header", "tensors", "a JSON object", tensors);
-    kdtr_detail::Json(path_, tensors).members([&](std::string name, std::string_view fields) {
-      read_entry(std::move(name), fields);
-    });
+    Json(path_, tensors).members([&](std::string_view name, std::string_view fields) { read_entry(name, fields); });
     for (size_t i = 0; i < tensors_.size(); ++i) index_.emplace(tensors_[i].name, i);
   }
 
-  void read_entry(std::string name, std::string_view text) {
-    const std::string where = "tensor '" + kdtr_detail::shown(name) + "'";
+  void read_entry(std::string_view name, std::string_view text) {
+    const std::string where = kdtr_detail::place_of(name);
     if (name.empty()) fail(where, "name", "a non-empty string", "an empty one");
     std::string_view dtype, shape, offset, num_bytes, crc;
-    bool known = text.front() == '{';
-    int num_members = 0;
-    if (known)
-      kdtr_detail::Json(path_, text).members([&](const std::string& key, std::string_view value) {
-        ++num_members;
-        std::string_view& field = key == "dtype" ? dtype : key == "shape" ? shape : key == "offset" ? offset
-                                  : key == "bytes" ? num_bytes : key == "crc32" ? crc : (known = false, value);
-        field = value;
-      });
-    if (!known || num_members != 5) fail(where, "entry", "the keys dtype, shape, offset, bytes, crc32", text);
+    if (!kdtr_detail::Json(path_, text).fields({{"dtype", &dtype}, {"shape", &shape}, {"offset", &offset},
+                                                {"bytes", &num_bytes}, {"crc32", &crc}}))
+      fail(where, "entry", "the keys dtype, shape, offset, bytes, crc32", text);
     KdtrTensor tensor;
-    tensor.name = std::move(name);
+    tensor.name = name;
     read_shape(where, dtype, shape, num_bytes, &tensor);
     if (!kdtr_detail::read_count(offset, &tensor.offset_bytes) || tensor.offset_bytes % 64 != 0)
       fail(where, "offset", "a non-negative multiple of 64", offset);
@@ -581,9 +553,10 @@ class KdtrFile {
     tensor->dtype = dtype.front() == '"' ? Json::decoded(dtype.substr(1, dtype.size() - 2)) : "";
     const int64_t item_bytes = dtype_bytes(tensor->dtype);
     if (item_bytes == 0) fail(where, "dtype", "one of f64 f32 bf16 f16 i64 i32 i16 i8 u8 bool", dtype);
-    bool valid = shape.front() == '[';
+    Json sizes(path_, shape);
+    bool valid = sizes.is_array();
     if (valid)
-      Json(path_, shape).items([&](std::string_view item) {
+      sizes.items([&](std::string_view item) {
         int64_t size = 0;
         valid = valid && tensor->shape.size() < kMaxRank && read_count(item, &size);
         if (valid) tensor->shape.push_back(size);
@@ -614,7 +587,7 @@ class KdtrFile {
     uint64_t end = 0;
     std::string last = "the start";
     for (KdtrTensor* tensor : filled) {
-      const std::string where = "tensor '" + kdtr_detail::shown(tensor->name) + "'";
+      const std::string where = kdtr_detail::place_of(tensor->name);
       const uint64_t begin = static_cast<uint64_t>(tensor->offset_bytes);
       if (begin < end)
         fail(where, "offset", "no overlap with '" + last + "', which ends at " + std::to_string(end),
@@ -636,14 +609,14 @@ class KdtrFile {
   size_t find(const std::string& name) const {
     const auto found = index_.find(name);
     if (found == index_.end())
-      fail("tensor '" + kdtr_detail::shown(name) + "'", "name", "a tensor of this file",
+      fail(kdtr_detail::place_of(name), "name", "a tensor of this file",
            "none among its " + std::to_string(tensors_.size()));
     return found->second;
   }
 
   void verify(size_t i) const {
     const KdtrTensor& tensor = tensors_[i];
-    const std::string where = "tensor '" + kdtr_detail::shown(tensor.name) + "'";
+    const std::string where = kdtr_detail::place_of(tensor.name);
     const auto num_bytes = static_cast<size_t>(tensor.num_bytes);
     const uint32_t found = kdtr_detail::crc32(tensor.data, num_bytes);
     if (found != tensor.crc32)
