@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ _FIXED: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 """Fields that change the arithmetic, and the only values that this package computes."""
 
-IGNORED_FIELDS = frozenset(
+_IGNORED = frozenset(
     "architectures auto_map torch_dtype dtype transformers_version _name_or_path name_or_path use_cache bos_token_id "
     "pad_token_id sep_token_id initializer_range output_router_logits aux_loss_alpha seq_aux router_aux_loss_coef "
     "head_dim qk_head_dim return_dict output_hidden_states output_attentions problem_type finetuning_task id2label "
@@ -160,14 +161,28 @@ def _check_names(fields: dict[str, Any], where: str) -> None:
     missing = [name for name in _TAKEN if fields.get(name) is None]
     if missing:
         raise CheckpointError(f"{where}: expected fields {missing}, got none of these names")
-    known = {*_TAKEN, *_OPTIONAL, *_FIXED, *IGNORED_FIELDS}
-    unknown = sorted(set(fields) - known)
+    check_fields(fields, (*_TAKEN, *_OPTIONAL), _FIXED, where)
+
+
+def check_fields(
+    fields: Mapping[str, Any], known: Iterable[str], fixed: Mapping[str, tuple[Any, ...]], where: str
+) -> None:
+    """Whether this package understands every field of a configuration.
+
+    fields: name -> value, as read
+    known:  names that the caller reads
+    fixed:  name -> the only values that are computed, where the field is there at all
+    where:  begins the error: operation and file
+
+    Raises CheckpointError that names the fields. Fields that never touch the arithmetic may be there.
+    """
+    unknown = sorted(set(fields) - {*known, *fixed, *_IGNORED})
     if unknown:
         raise CheckpointError(
             f"{where}: expected fields that this package understands, got {unknown}; a field that changes the "
             "arithmetic would be left out silently"
         )
-    for name, allowed in _FIXED.items():
+    for name, allowed in fixed.items():
         if name in fields and fields[name] not in allowed:
             raise CheckpointError(f"{where}: {name}: expected {' or '.join(map(repr, allowed))}, got {fields[name]!r}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 
 from kdtree_nb.config import Yarn
 from kdtree_nb.errors import CheckpointError
-from kdtree_nb.hf.config import IGNORED_FIELDS, parse_rope
+from kdtree_nb.hf.config import check_fields, parse_rope
+from kdtree_nb.hf.json_file import read_object
 
 MAX_BLOCK_SIZE = 64
 """Longest block that is drafted in one pass."""
@@ -122,15 +122,7 @@ _OTHERS = (
 def read_config(folder: Path) -> DFlashConfig:
     """Read `config.json`. Raises CheckpointError, naming the file and the field, on anything that is not understood."""
     path = folder / "config.json"
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"DFlash: {path}: expected a readable file, got {error.strerror or error}") from error
-    except ValueError as error:
-        raise CheckpointError(f"DFlash: {path}: expected JSON, got {error}") from error
-    if not isinstance(fields, dict):
-        raise CheckpointError(f"DFlash: {path}: expected an object, got {type(fields).__name__}")
-    return parse_config(fields, f"DFlash: {path}")
+    return parse_config(read_object(path, "DFlash"), f"DFlash: {path}")
 
 
 def parse_config(fields: dict[str, Any], where: str) -> DFlashConfig:
@@ -142,15 +134,7 @@ def parse_config(fields: dict[str, Any], where: str) -> DFlashConfig:
     missing = [name for name in (*_COUNTS, *_OWN) if name not in flat]
     if missing:
         raise CheckpointError(f"{where}: expected fields {missing}, got none of these names")
-    unknown = sorted(set(flat) - {*_COUNTS, *_OWN, *_FIXED, *_OTHERS, *IGNORED_FIELDS})
-    if unknown:
-        raise CheckpointError(
-            f"{where}: expected fields that this package understands, got {unknown}; a field that changes the "
-            "arithmetic would be left out silently"
-        )
-    for name, allowed in _FIXED.items():
-        if name in flat and flat[name] not in allowed:
-            raise CheckpointError(f"{where}: {name}: expected {' or '.join(map(repr, allowed))}, got {flat[name]!r}")
+    check_fields(flat, (*_COUNTS, *_OWN, *_OTHERS), _FIXED, where)
     theta, yarn = parse_rope(flat, where)
     try:
         windows, causal = _layer_types(flat, own.get("sliding_window"))
