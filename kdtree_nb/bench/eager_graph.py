@@ -86,14 +86,9 @@ class EagerGraphModel(EagerModel):
             x = self._add_gated(x, h, w.always, None)
         if experts is None:
             return x
-        c = self.config
-        logits = linear(h, w.router).float()
-        scores = logits.softmax(-1) if c.scoring_func == "softmax" else logits.sigmoid()
-        weight, expert_id = scores.topk(c.num_experts_per_tok)
-        if c.norm_topk_prob:
-            weight = weight / weight.sum(-1, keepdim=True)
+        weight, expert_id = self._route(h, w.router)
         gate_up, down_t = experts[0][expert_id[0]], experts[1][expert_id[0]]
         gate, up = torch.matmul(gate_up, h[0]).chunk(2, -1)
-        share = (weight[0] * c.routed_scaling_factor).to(x.dtype)
+        share = (weight[0] * self.config.routed_scaling_factor).to(x.dtype)
         routed = torch.bmm((silu(gate) * up * share[:, None])[:, None], down_t)
         return x + routed.sum(0)

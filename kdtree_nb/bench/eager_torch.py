@@ -146,20 +146,23 @@ class EagerModel:
         value = torch.bmm(attended.view(H, 1, C), w.w_vc)
         return torch.addmm(x, value.view(1, -1), w.o_proj_t)
 
+    def _route(self, h: Tensor, router: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights f32 [1, top_k], not yet scaled, and ids i64 [1, top_k] of the experts of a row h [1, D]."""
+        c = self.config
+        logits = linear(h, router).float()
+        scores = logits.softmax(-1) if c.scoring_func == "softmax" else logits.sigmoid()
+        weight, expert_id = scores.topk(c.num_experts_per_tok)
+        return weight / weight.sum(-1, keepdim=True) if c.norm_topk_prob else weight, expert_id
+
     def _feed(self, x: Tensor, w: _FeedForward) -> Tensor:
         h = self._rms_norm(x, w.norm)
         if w.always is not None:
             x = self._add_gated(x, h, w.always, None)
         if w.router is None:
             return x
-        c = self.config
-        logits = linear(h, w.router).float()
-        scores = logits.softmax(-1) if c.scoring_func == "softmax" else logits.sigmoid()
-        weight, expert_id = scores.topk(c.num_experts_per_tok)
-        if c.norm_topk_prob:
-            weight = weight / weight.sum(-1, keepdim=True)
-        if c.routed_scaling_factor != 1.0:
-            weight = weight * c.routed_scaling_factor
+        weight, expert_id = self._route(h, w.router)
+        if self.config.routed_scaling_factor != 1.0:
+            weight = weight * self.config.routed_scaling_factor
         for expert, share in zip(expert_id[0].tolist(), weight[0].tolist(), strict=True):
             x = self._add_gated(x, h, w.experts[expert], share)
         return x

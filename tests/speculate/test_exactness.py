@@ -22,29 +22,14 @@ DRAFTERS = {
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_fp32(model, name, budget, ar, prompts, request):
     model_name = request.node.callspec.params["model"]
-    expected = ar(model_name)
-    check(
-        model,
-        DRAFTERS[name]([g.tokens for g in expected], model.config.vocab_size),
-        budget,
-        expected,
-        prompts[model_name],
-    )
+    check(model, name, budget, ar(model_name), prompts[model_name])
 
 
 @pytest.mark.parametrize("budget", [0, 7, 33, 64, 128])
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("model_name", ["tiny", "tiny2"])
 def test_bf16(model_name, name, budget, ar, prompts, models):
-    expected = ar(model_name, torch.bfloat16)
-    model = models(model_name, torch.bfloat16)
-    check(
-        model,
-        DRAFTERS[name]([g.tokens for g in expected], model.config.vocab_size),
-        budget,
-        expected,
-        prompts[model_name],
-    )
+    check(models(model_name, torch.bfloat16), name, budget, ar(model_name, torch.bfloat16), prompts[model_name])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -65,7 +50,9 @@ def test_accepted_nodes_scattered_over_the_tree(model, budget, dtype, ar, prompt
     assert any(not path for path in paths) or budget > 16
 
 
-def check(model, drafter, budget, expected, prompts):
+def check(model, name, budget, expected, prompts):
+    """DDTree with the drafter of that name, alone and in a batch, against AR: `expected`."""
+    drafter = DRAFTERS[name]([g.tokens for g in expected], model.config.vocab_size)
     engine = Engine(model, drafter, budget)
     alone = engine.generate_ddtree(prompts[0], 24, return_logits=True, stop_token_ids=())
     assert_same(alone, expected[0])

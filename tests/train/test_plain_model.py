@@ -8,22 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from kdtree_nb.config import ModelConfig, Yarn
+from kdtree_nb.config import Yarn
 from kdtree_nb.reference import ReferenceModel
 from kdtree_nb.train.nano.decode import greedy_batch
 from kdtree_nb.train.plain_model import PlainModel, export_tensors, import_tensors
-
-
-def random_model(config: ModelConfig, seed: int = 0) -> PlainModel:
-    """A model in which nothing is zero or one, with biases that change what is chosen."""
-    torch.manual_seed(seed)
-    model = PlainModel(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-        for buffer in model.buffers():
-            buffer.add_(torch.randn_like(buffer))
-    return model
+from tests.train.shared import random_model
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -22,22 +22,13 @@ from kdtree_nb.train.plain_layers import rope, rope_table
 from kdtree_nb.train.plain_model import PlainModel, export_tensors, import_tensors
 from kdtree_nb.train.streams import measure, sample_windows
 from kdtree_nb.train.train_tiny import TINY_CONFIG, Recipe, main
+from tests.train.shared import random_model
 
 DATA = Path(__file__).parents[2] / "data"
 SMALL = dataclasses.replace(
     TINY_CONFIG, hidden_size=48, kv_lora_rank=24, qk_nope_head_dim=12, qk_rope_head_dim=6, v_head_dim=10,
     intermediate_size=40, moe_intermediate_size=20, n_routed_experts=5, num_hidden_layers=3,
 )  # fmt: skip
-
-
-def random_model(config: ModelConfig, seed: int = 0) -> PlainModel:
-    """A model in which nothing is zero or one."""
-    torch.manual_seed(seed)
-    model = PlainModel(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model
 
 
 @pytest.fixture(scope="module")
