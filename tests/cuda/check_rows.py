@@ -40,33 +40,19 @@ def check_unary(name: str, rows: int, compute, width: int, dtype: torch.dtype) -
     return full
 
 
+RMS_NORM_SIZES = ((1, 1, 0), (3, 7, 0), (5, 64, 0), (65, 192, 3), (17, 512, 64), (9, 1536, 0), (33, 7168, 8))
+"""Rows, their length, and how much more lies between two of them."""
+
+
 def check_rms_norm() -> None:
     for dtype in (F32, BF16):
-        for rows, dim, pad in (
-            (1, 1, 0),
-            (3, 7, 0),
-            (5, 64, 0),
-            (65, 192, 3),
-            (17, 512, 64),
-            (9, 1536, 0),
-            (33, 7168, 8),
-        ):
+        for rows, dim, pad in RMS_NORM_SIZES:
             x, weight = random(rows, dim + pad, dtype=dtype, scale=3.0), random(dim, dtype=dtype)
 
             def compute(index, out, count, x=x, weight=weight, dim=dim, pad=pad, dtype=dtype):
                 xs = x[index].contiguous()
-                run(
-                    "rms_norm",
-                    x=xs,
-                    weight=weight,
-                    out=out,
-                    num_rows=len(index),
-                    dim=dim,
-                    x_stride=dim + pad,
-                    eps=1e-6,
-                    dtype=dtype,
-                    num_rows_device=count,
-                )
+                run("rms_norm", x=xs, weight=weight, out=out, num_rows=len(index), dim=dim, x_stride=dim + pad,
+                    eps=1e-6, dtype=dtype, num_rows_device=count)  # fmt: skip
 
             full = check_unary(f"rms_norm {dtype} {rows}x{dim}+{pad}", rows, compute, dim, dtype)
             ref = reference.rms_norm(x[:, :dim].double().cpu().numpy(), weight.double().cpu().numpy(), 1e-6)
@@ -80,27 +66,12 @@ def check_elementwise() -> None:
             x = random(rows, dim, dtype=dtype)
 
             def swiglu(index, out, count, gate_up=gate_up, dim=dim, dtype=dtype):
-                run(
-                    "swiglu",
-                    gate_up=gate_up[index].contiguous(),
-                    out=out,
-                    num_rows=len(index),
-                    dim=dim,
-                    dtype=dtype,
-                    num_rows_device=count,
-                )
+                run("swiglu", gate_up=gate_up[index].contiguous(), out=out, num_rows=len(index), dim=dim, dtype=dtype,
+                    num_rows_device=count)  # fmt: skip
 
             def add(index, out, count, x=x, y=y, dim=dim, dtype=dtype):
-                run(
-                    "residual_add",
-                    x=x[index].contiguous(),
-                    y=y[index].contiguous(),
-                    out=out,
-                    num_rows=len(index),
-                    dim=dim,
-                    dtype=dtype,
-                    num_rows_device=count,
-                )
+                run("residual_add", x=x[index].contiguous(), y=y[index].contiguous(), out=out, num_rows=len(index),
+                    dim=dim, dtype=dtype, num_rows_device=count)  # fmt: skip
 
             name = f"{dtype} {rows}x{dim}"
             full = check_unary(f"swiglu {name}", rows, swiglu, dim, dtype)
@@ -117,41 +88,17 @@ def check_rope() -> None:
             position = torch.randint(0, 300, (rows,), dtype=torch.int32, device=DEV)
 
             def compute(index, out, count, x=x, position=position, cos_sin=cos_sin, heads=heads, dim=dim, dtype=dtype):
-                run(
-                    "rope",
-                    x=x[index].contiguous(),
-                    cos_sin=cos_sin,
-                    position=position[index].contiguous(),
-                    out=out,
-                    num_rows=len(index),
-                    num_heads=heads,
-                    dim=dim,
-                    num_positions=300,
-                    x_row_stride=heads * (dim + 5),
-                    x_head_stride=dim + 5,
-                    dtype=dtype,
-                    num_rows_device=count,
-                )
+                run("rope", x=x[index].contiguous(), cos_sin=cos_sin, position=position[index].contiguous(), out=out,
+                    num_rows=len(index), num_heads=heads, dim=dim, num_positions=300, x_row_stride=heads * (dim + 5),
+                    x_head_stride=dim + 5, dtype=dtype, num_rows_device=count)  # fmt: skip
 
             full = check_unary(f"rope {dtype} {rows}x{heads}x{dim}", rows, compute, heads * dim, dtype)
             ref = reference.rope(x[:, :, :dim].double().cpu().numpy(), table, position.cpu().numpy())
             error = np.abs(full.double().cpu().numpy() - ref.reshape(rows, -1)).max() / np.abs(ref).max()
             expect(error < (2.0**-8 if dtype == BF16 else 1e-6), f"rope {dtype}: error {error:.1e}")
     bad = poisoned(1, 2, dtype=F32).zero_()
-    run(
-        "rope",
-        x=torch.ones(1, 1, 2, device=DEV),
-        cos_sin=cos_sin,
-        position=count_of(300),
-        out=bad,
-        num_rows=1,
-        num_heads=1,
-        dim=2,
-        num_positions=300,
-        x_row_stride=2,
-        x_head_stride=2,
-        dtype=F32,
-    )
+    run("rope", x=torch.ones(1, 1, 2, device=DEV), cos_sin=cos_sin, position=count_of(300), out=bad, num_rows=1,
+        num_heads=1, dim=2, num_positions=300, x_row_stride=2, x_head_stride=2, dtype=F32)  # fmt: skip
     expect(bad.isnan().all(), "rope: a position outside the table must give NaN")
 
 
@@ -162,32 +109,15 @@ def check_embed() -> None:
             token = torch.randint(0, 331, (33,), device=DEV)
 
             def compute(index, out, count, weight=weight, token=token, dim=dim, dtype=dtype):
-                run(
-                    "embed",
-                    weight=weight,
-                    token=token[index].contiguous(),
-                    out=out,
-                    num_rows=len(index),
-                    vocab_size=331,
-                    dim=dim,
-                    dtype=dtype,
-                    num_rows_device=count,
-                )
+                run("embed", weight=weight, token=token[index].contiguous(), out=out, num_rows=len(index),
+                    vocab_size=331, dim=dim, dtype=dtype, num_rows_device=count)  # fmt: skip
 
             expect(
                 same_bits(check_unary(f"embed {dtype} {dim}", 33, compute, dim, dtype), weight[token]), "embed: values"
             )
             out = torch.zeros(2, dim, dtype=dtype, device=DEV)
-            run(
-                "embed",
-                weight=weight,
-                token=torch.tensor([-1, 331], device=DEV),
-                out=out,
-                num_rows=2,
-                vocab_size=331,
-                dim=dim,
-                dtype=dtype,
-            )
+            run("embed", weight=weight, token=torch.tensor([-1, 331], device=DEV), out=out, num_rows=2, vocab_size=331,
+                dim=dim, dtype=dtype)  # fmt: skip
             expect(out.isnan().all(), f"embed {dtype} {dim}: a token outside the vocabulary must give NaN")
 
 
@@ -208,14 +138,8 @@ def check_argmax() -> None:
             )
             logits[rows - 1, vocab // 3] = NAN
             token = poisoned(rows, dtype=torch.int64)
-            run(
-                "argmax",
-                logits=logits,
-                token=token,
-                num_rows=rows,
-                vocab_size=vocab,
-                num_rows_device=count_of(rows - 1),
-            )
+            run("argmax", logits=logits, token=token, num_rows=rows, vocab_size=vocab,
+                num_rows_device=count_of(rows - 1))  # fmt: skip
             expect(token[rows - 1] == -7, "argmax: wrote a row out of use")
             run("argmax", logits=logits, token=token, num_rows=rows, vocab_size=vocab)
             expect((token.cpu().numpy() == reference.argmax(logits.cpu().numpy())).all(), f"argmax {rows}x{vocab} NaN")
@@ -231,19 +155,9 @@ def check_moe_route() -> None:
                 bias = None if bias_scale is None else random(experts, dtype=F32, scale=bias_scale)
                 renormalize = bias_scale != 0.0
                 expert_id, weight = poisoned(rows, top_k, dtype=torch.int32), poisoned(rows, top_k, dtype=F32)
-                run(
-                    "moe_route",
-                    logits=logits,
-                    bias=bias,
-                    expert_id=expert_id,
-                    weight=weight,
-                    num_rows=rows,
-                    num_experts=experts,
-                    top_k=top_k,
-                    scoring=scoring,
-                    renormalize=renormalize,
-                    scaling_factor=2.5,
-                )
+                run("moe_route", logits=logits, bias=bias, expert_id=expert_id, weight=weight, num_rows=rows,
+                    num_experts=experts, top_k=top_k, scoring=scoring, renormalize=renormalize,
+                    scaling_factor=2.5)  # fmt: skip
                 ids, weights = reference.moe_route(
                     logits.double().cpu().numpy(),
                     top_k,
@@ -272,19 +186,9 @@ def check_cache() -> None:
             prefix = np.array([5, 0, slots - depth - 8, 70], np.int32)
             reference.cache_compact(want, prefix, path, accepted)
             args = [torch.tensor(x, device=DEV) for x in (prefix, path, accepted)]
-            run(
-                "cache_compact",
-                cache=cache,
-                prefix_len=args[0],
-                accepted_path=args[1],
-                num_accepted=args[2],
-                num_layers=layers,
-                num_streams=streams,
-                num_slots=slots,
-                width=latent + rope,
-                max_depth=depth,
-                dtype=dtype,
-            )
+            run("cache_compact", cache=cache, prefix_len=args[0], accepted_path=args[1], num_accepted=args[2],
+                num_layers=layers, num_streams=streams, num_slots=slots, width=latent + rope, max_depth=depth,
+                dtype=dtype)  # fmt: skip
             expect((cache.float().cpu().numpy() == want).all(), f"cache_compact {dtype} {latent}+{rope}")
             rows = 13
             new, k_rope = random(rows, latent, dtype=dtype), random(rows, rope, dtype=dtype)
@@ -297,33 +201,19 @@ def check_cache() -> None:
             reference.cache_append(
                 want[1], new.float().cpu().numpy()[keep], k_rope.float().cpu().numpy()[keep], stream[keep], slot[keep]
             )
-            run(
-                "cache_append",
-                cache=cache[1],
-                latent=new,
-                k_rope=k_rope,
-                stream=torch.tensor(stream, device=DEV),
-                slot=torch.tensor(slot, device=DEV),
-                num_rows=rows,
-                num_streams=streams,
-                num_slots=slots,
-                latent_dim=latent,
-                rope_dim=rope,
-                dtype=dtype,
-            )
+            run("cache_append", cache=cache[1], latent=new, k_rope=k_rope, stream=torch.tensor(stream, device=DEV),
+                slot=torch.tensor(slot, device=DEV), num_rows=rows, num_streams=streams, num_slots=slots,
+                latent_dim=latent, rope_dim=rope, dtype=dtype)  # fmt: skip
             expect((cache.float().cpu().numpy() == want).all(), f"cache_append {dtype} {latent}+{rope}")
+
+
+CHECKS = (
+    check_rms_norm, check_elementwise, check_rope, check_embed, check_argmax, check_moe_route, check_cache,
+)  # fmt: skip
 
 
 def check_rows() -> None:
     """All row-wise kernels."""
-    for check in (
-        check_rms_norm,
-        check_elementwise,
-        check_rope,
-        check_embed,
-        check_argmax,
-        check_moe_route,
-        check_cache,
-    ):
+    for check in CHECKS:
         check()
         torch.cuda.synchronize()
