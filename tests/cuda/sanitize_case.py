@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from op_structs import args_type, workspace_ops
-from sanitize_list import CASES, Case, Out
+from sanitize_forms import Case, Out
+from sanitize_list import CASES
 
 
 @dataclass

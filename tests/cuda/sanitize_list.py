@@ -5,71 +5,26 @@ each process of sanitize.py: its name, operation or operation:variant, and a fun
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
-F32, BF16 = 0, 1  # Dtype of op_args.h
-DTYPES = (F32, BF16)
-DTYPE_NAME = {F32: "F32", BF16: "BF16"}
-INT, LONG, FLOAT = np.int32, np.int64, np.float32
-
-
-@dataclass(frozen=True)
-class Out:
-    """An array that the kernel writes whole; BF16 as 16-bit words."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-    is_finite: bool = True
-
-
-@dataclass(frozen=True)
-class Case:
-    """One call. `fields` of the operation's struct: numpy arrays, Out, numbers; `shape` is a tile shape of linear."""
-
-    op: str
-    form: str
-    fields: dict[str, Any]
-    shape: int | None = None
-
-    @property
-    def name(self) -> str:
-        """Operation and form."""
-        return f"{self.op} {self.form}"
-
-
-Forms = Callable[[ctypes.CDLL], list[Case]]
-rng = np.random.default_rng(3)
-
-
-def real(*shape: int, dtype: int) -> np.ndarray:
-    """Random numbers of a type of the project, BF16 as 16-bit words."""
-    values = rng.standard_normal(shape).astype(FLOAT)
-    return values if dtype == F32 else (values.view(np.uint32) >> 16).astype(np.uint16)
-
-
-def out(*shape: int, dtype: int) -> Out:
-    """An output of a type of the project."""
-    return Out(shape, FLOAT if dtype == F32 else np.uint16)
-
-
-def count(n: int) -> np.ndarray:
-    """A row count on the device."""
-    return np.array([n], INT)
-
-
-def of_dtypes(op: str, fields: Callable[[int], dict[str, Any]]) -> Forms:
-    """Both types of one set of fields."""
-    return lambda lib: [Case(op, DTYPE_NAME[t], {**fields(t), "dtype": t}) for t in DTYPES]
-
-
-def of_one(op: str, fields: Callable[[], dict[str, Any]], form: str = "F32") -> Forms:
-    """An operation of one type."""
-    return lambda lib: [Case(op, form, fields())]
-
+from sanitize_forms import (
+    BF16,
+    DTYPE_NAME,
+    F32,
+    FLOAT,
+    INT,
+    LONG,
+    Case,
+    Forms,
+    Out,
+    count,
+    of_dtypes,
+    of_one,
+    out,
+    real,
+    rng,
+)
 
 # --- rows ----------------------------------------------------------------------------------------------------------
 
