@@ -94,7 +94,7 @@ def _table(plan: Plan, fields: dict[str, Any]) -> str:
     if plan.int4_layer_bytes:
         lines.append(
             f"not counted below: a layer's INT4 experts as floats while they are used, up to "
-            f"{plan.int4_layer_bytes / GIB:.2f} GiB over all ranks"
+            f"{plan.int4_layer_bytes / GIB:.2f} GiB over all ranks; a GPU needs none in bfloat16"
         )
     where, num_ranks = f"{fields['device']} ({fields['device_bytes'] / GIB:.1f} GiB)", fields["tensor_parallel_size"]
     if num_ranks is None:

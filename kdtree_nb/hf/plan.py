@@ -41,8 +41,8 @@ class Plan:
     """What a model takes on a device in one dtype of activations.
 
     cache_bytes_per_token: of the latent cache, all layers, for one token of one stream; whole on every rank
-    int4_layer_bytes:      what INT4 experts of one layer take as floats, at most, while a forward uses them; not
-                           counted in what fits
+    int4_layer_bytes:      what INT4 experts of one layer take as floats, at most, while a forward uses them on a CPU or
+                           in float32; not counted in what fits
     """
 
     parts: tuple[Part, ...]

@@ -126,7 +126,7 @@ def _float_experts(of: Build, prefix: str) -> Routed:
 
 
 def _int4_experts(of: Build, prefix: str) -> Routed | None:
-    """INT4 experts as they are stored; None if this layer's are not INT4."""
+    """INT4 experts; None if this layer's are not INT4."""
     weights = _gated_weights(of.config, of.config.moe_intermediate_size, of.share.routed)
     num_experts = of.config.n_routed_experts
     places = [_Places(num_experts) for _ in range(4)]
@@ -146,11 +146,32 @@ def _int4_experts(of: Build, prefix: str) -> Routed | None:
                 f"load_model: {prefix}experts.{e}: expected scales of one dtype in all of a layer's experts, got "
                 f"{sorted(map(str, dtypes))}"
             )
-        values = (torch.cat([gate[0], up[0]]), lower[0], torch.cat([gate[1], up[1]]), lower[1])
-        for place, value in zip(places, values, strict=True):
-            place.put(e, value)
+        gate_up = torch.cat([gate[0], up[0]]), torch.cat([gate[1], up[1]])
+        for place, value in zip(places, _int4_values(of.read, gate_up, lower), strict=True):
+            if value is not None:
+                place.put(e, value)
     gate_up, down, gate_up_scale, down_scale = (place.whole for place in places)
-    return gate_up, down, gate_up_scale, down_scale
+    return (gate_up, down, None, None) if gate_up.dtype == torch.uint8 else (gate_up, down, gate_up_scale, down_scale)
+
+
+Int4 = tuple[torch.Tensor, torch.Tensor]
+"""Words and scales of an INT4 weight."""
+
+
+def _int4_values(read: Source, gate_up: Int4, down: Int4) -> Routed:
+    """One expert as it is stored, or packed where the products read it so."""
+    is_packed = _reads_packed_int4(read)
+    for words, scale in (gate_up, down):
+        is_packed = is_packed and scale.dtype == torch.bfloat16 and scale.numel() > 0
+        is_packed = is_packed and 8 * words.shape[-1] // scale.shape[-1] % ops.INT4_UNIT == 0
+    if not is_packed:
+        return gate_up[0], down[0], gate_up[1], down[1]
+    return *(ops.pack_int4(words[None], scale[None])[0] for words, scale in (gate_up, down)), None, None
+
+
+def _reads_packed_int4(read: Source) -> bool:
+    """Whether products read INT4 weights in groups of whole units, with BF16 scales, as `pack_int4` leaves them."""
+    return read.device.type == "cuda" and read.dtype == torch.bfloat16
 
 
 class _Places:

@@ -16,6 +16,7 @@ from kdtree_nb.drafters import NGram
 from kdtree_nb.errors import CheckpointError
 from kdtree_nb.hf.dequantize import dequantize_fp8, dequantize_int4, unpack_int4
 from kdtree_nb.hf.quantization import Fp8Blocks
+from kdtree_nb.model import build
 from tests.hf.int4_config import GROUP, QUANTIZATION
 
 TOKENS = torch.randint(0, 331, (90,), generator=torch.Generator().manual_seed(9)).tolist()
@@ -122,6 +123,16 @@ def test_int4_gives_the_logits_of_its_values(plain, tmp_path, chain_logits, dtyp
     ar = Engine(stored).generate_ar(TOKENS, 40, stop_token_ids=[], return_logits=True)
     tree = Engine(stored, drafter=NGram(), budget=31).generate_ddtree(TOKENS, 40, stop_token_ids=[], return_logits=True)
     assert ar.tokens == tree.tokens and torch.equal(ar.logits, tree.logits)
+
+
+def test_packed_int4_gives_the_logits_of_its_values(plain, tmp_path, chain_logits, monkeypatch, device):
+    """On a CPU as well, where experts are not packed otherwise."""
+    packed, values = int4_checkpoint(plain, tmp_path)
+    monkeypatch.setattr(build, "_reads_packed_int4", lambda read: True)
+    stored, widened = (load_model(folder, device, torch.bfloat16) for folder in (packed, values))
+    experts = [layer.feed_forward.experts for layer in stored.layers if hasattr(layer.feed_forward, "experts")]
+    assert experts and all(e.gate_up.dtype == torch.uint8 and e.gate_up_scale is None for e in experts)
+    assert torch.equal(chain_logits(stored, TOKENS), chain_logits(widened, TOKENS))
 
 
 def test_int4_scales_keep_their_values(plain, tmp_path, chain_logits):
