@@ -79,11 +79,7 @@ def _generate(args: argparse.Namespace, model: Model, text: str, prompt: list[in
         result = generate(prompt, args.max_new_tokens)
         print(json.dumps({"model": args.model, "prompt": text, **common.generation_json(model, result), **metrics}))
         return
-    printer = TextPrinter(model)
-    try:
-        result = generate(prompt, args.max_new_tokens, on_step=printer)
-    finally:
-        printer.finish()
+    result = print_text(model, functools.partial(generate, prompt, args.max_new_tokens))
     if model.ranks.rank == 0:
         print(_summary(result), file=sys.stderr)
 
@@ -142,11 +138,23 @@ def _prompt(args: argparse.Namespace) -> tuple[str, str]:
         raise ValueError(f"standard input: expected UTF-8 text, got other bytes at offset {error.start}") from error
 
 
+def print_text(model: Model, generate: Callable[..., Generation]) -> Generation:
+    """What `generate(on_step=…)` gives, its text printed step by step. Whatever ends it, wherever, the last line ends."""
+    printer = TextPrinter(model)
+    try:
+        result = generate(on_step=printer)
+        printer.finish()
+    except BaseException:
+        printer.finish()  # again, where an interrupt has come into the first
+        raise
+    return result
+
+
 class TextPrinter:
     """Prints what each step emits; a character whose bytes are not all there yet waits for them."""
 
     def __init__(self, model: Model) -> None:
-        self.model, self.decoder, self.last = model, model.tokenizer.stream(), ""
+        self.model, self.decoder, self.is_in_line = model, model.tokenizer.stream(), False
 
     def __call__(self, step: StepRecord) -> None:
         """`on_step` of the engine, for one stream."""
@@ -154,12 +162,13 @@ class TextPrinter:
         self._write("".join([self.decoder.push(token) for token in tokens]))
 
     def finish(self) -> None:
-        """Print what still waits, and end the line that was begun."""
+        """Print what still waits, and end the line that was begun. A second time it does what is left to do."""
         self._write(self.decoder.finish())
-        if self.last not in ("", "\n"):
+        if self.is_in_line:
             self._write("\n")
 
     def _write(self, text: str) -> None:
         if text:
-            self.last = text[-1]
+            self.is_in_line = True  # an interrupt while it is written leaves it unknown where the text stands
             common.write_text(text)
+            self.is_in_line = text[-1] != "\n"

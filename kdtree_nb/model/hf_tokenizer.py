@@ -43,7 +43,7 @@ class Stream(Protocol):
         """The text that `token_id` completes, perhaps empty."""
 
     def finish(self) -> str:
-        """The text of what is still held back."""
+        """The text of what is still held back; a second time none."""
 
 
 class Tokenizer(Protocol):
@@ -167,7 +167,8 @@ class _JsonStream:
         return text or ""
 
     def finish(self) -> str:
-        return self._tokenizer.decode(self._held, skip_special_tokens=False)
+        held, self._held = self._held, []
+        return self._tokenizer.decode(held, skip_special_tokens=False)
 
 
 def _read_ranks(path: Path) -> dict[bytes, int]:

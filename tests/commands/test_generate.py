@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
 
 import pytest
 import torch
 
 from kdtree_nb import Engine, Sampling, cli
-from kdtree_nb.commands.generate import TextPrinter
+from kdtree_nb.commands import common
+from kdtree_nb.commands import generate as command
+from kdtree_nb.commands.generate import TextPrinter, print_text
 from kdtree_nb.drafters import DFlash, DFlashConfig
 from kdtree_nb.model.checkpoint import DATA_DIR
 from kdtree_nb.speculate import StepRecord
@@ -115,6 +118,53 @@ def test_an_end_of_text_token_is_not_printed(capsys, models):
     printer(step([65, 10, 0]))
     printer.finish()
     assert capsys.readouterr().out == "A\n"
+
+
+def emit(*texts: str):
+    """Stands for an engine that emits these texts, one a step."""
+
+    def generate(on_step) -> str:
+        for text in texts:
+            on_step(step(list(text.encode())))
+        return "the result"
+
+    return generate
+
+
+class Interrupt:
+    """A trace function: KeyboardInterrupt in front of the bytecode number `place` of what prints, as Ctrl-C may."""
+
+    def __init__(self, place: int) -> None:
+        self.place, self.files = place, (command.__file__, common.__file__)
+
+    def __call__(self, frame, event, value):
+        if frame.f_code.co_filename not in self.files or frame.f_code.co_name == "__init__":
+            return None  # nothing was printed before the printer is there
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.place -= 1
+            if self.place == 0:
+                raise KeyboardInterrupt
+        return self
+
+
+@pytest.mark.parametrize("texts", [("a",), ("a", "\n"), ("a\n", "b"), ("\n", "\n", "a")])
+def test_an_interrupt_at_any_place_ends_the_line(capsys, models, texts):
+    model, before = models("tiny"), sys.gettrace()
+    place, result = 0, None
+    while result is None:
+        place, trace = place + 1, Interrupt(place + 1)
+        sys.settrace(trace)
+        try:
+            result = print_text(model, emit(*texts))
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        out = capsys.readouterr().out
+        assert out.endswith("\n") or out == "", place
+        assert out.strip("\n") in ("", "".join(texts).strip("\n"), texts[0].strip("\n")), place
+    assert place > 100 and out == "".join(texts) + "\n" * (texts[-1][-1] != "\n")
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,7 @@ def test_a_character_cut_short_is_marked(folder):
     stream = tokenizer.stream()
     ids = tokenizer.encode("x🙂")
     text = "".join([stream.push(token) for token in ids[:-1]]) + stream.finish()
+    assert stream.finish() == ""
     assert text == "x\N{REPLACEMENT CHARACTER}"
 
 
