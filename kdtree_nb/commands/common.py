@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kdtree_nb.errors import KdtreeError
 
@@ -40,12 +40,12 @@ def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")
     parser.add_argument(
-        "--budget", type=budget, default=16, metavar="N",
+        "--budget", type=budget, metavar="N",
         help="drafted nodes per step, or auto: as many as pay by `kdtree-nb calibrate` (default: 16)",
     )  # fmt: skip
-    parser.add_argument("--mode", choices=("tree", "chain"), default="tree", help="what is drafted (default: tree)")
+    parser.add_argument("--mode", choices=("tree", "chain"), help="what is drafted (default: tree)")
     parser.add_argument(
-        "--drafter", default="ngram", metavar="NAME",
+        "--drafter", metavar="NAME",
         help=f"who proposes tokens: {', '.join(DRAFTERS)}, or a DFlash drafter's folder, or nano-k2 (default: ngram)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
@@ -57,6 +57,33 @@ def budget(text: str) -> int | str:
         return text if text == "auto" else int(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"expected a number of nodes or auto, got {text!r}") from error
+
+
+class Drafting(NamedTuple):
+    """What --drafter (its name as given, and itself; None for none), --budget and --mode come to."""
+
+    name: str
+    drafter: AnyDrafter | None
+    budget: int | str
+    mode: str
+
+
+def drafting(args: argparse.Namespace, is_ar: bool = False) -> Drafting:
+    """How the options say to draft; not at all with `is_ar`, which --ar gave. Raises ValueError on options that would
+    then have no effect, and what `make_drafter` raises."""
+    if is_ar or args.drafter == "none":
+        named = args.drafter if is_ar and args.drafter != "none" else None
+        given = {"drafter": named, "budget": args.budget or None, "mode": args.mode}
+        useless = ", ".join(f"--{name} {value}" for name, value in given.items() if value is not None)
+        if useless:
+            raise ValueError(
+                f"{useless}: expected a drafter, got {'--ar' if is_ar else '--drafter none'}, which drafts nothing; "
+                "give one or the other"
+            )
+        return Drafting("none", None, 0, "tree")
+    name = "ngram" if args.drafter is None else args.drafter
+    nodes = 16 if args.budget is None else args.budget
+    return Drafting(name, make_drafter(name), nodes, args.mode or "tree")
 
 
 @contextlib.contextmanager

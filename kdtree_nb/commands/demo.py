@@ -26,8 +26,9 @@ MIN_WIDTH = 60
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("--prompt", help="text to continue (default: a prompt of this project, see --prompt-name)")
-    parser.add_argument("--prompt-name", default="properties", help="one of data/prompts.json (default: properties)")
+    prompt = parser.add_mutually_exclusive_group()
+    prompt.add_argument("--prompt", help="text to continue (default: a prompt of this project, see --prompt-name)")
+    prompt.add_argument("--prompt-name", default="properties", help="one of data/prompts.json (default: properties)")
     common.add_generation_arguments(parser)
 
 
@@ -51,11 +52,11 @@ def run(args: argparse.Namespace) -> int:
 
     if args.max_new_tokens < 1:
         raise ValueError(f"--max-new-tokens: expected at least 1, got {args.max_new_tokens}")
-    drafter = common.make_drafter(args.drafter)
+    drafting = common.drafting(args)
     text = args.prompt if args.prompt is not None else named_prompt(args.prompt_name)
     model = common.load(args)
     prompt = common.encode(model, text, "--prompt")
-    engine = Engine(model, drafter=drafter, budget=args.budget if drafter else 0, mode=args.mode)
+    engine = Engine(model, drafter=drafting.drafter, budget=drafting.budget, mode=drafting.mode)
     generates = engine.generate_ar, engine.generate_ddtree
     for generate in generates:
         generate(prompt, min(WARM_UP_TOKENS, args.max_new_tokens))
@@ -67,9 +68,9 @@ def run(args: argparse.Namespace) -> int:
     decode_s = tuple(statistics.median(map(decode_seconds, by_kind)) for by_kind in zip(*runs, strict=True))
     ar, ddtree = runs[0]
     if args.json:
-        print(json.dumps(report(args, text, model, ar, ddtree, verdict)))
+        print(json.dumps(report(args, drafting, text, model, ar, ddtree, verdict)))
     else:
-        print_comparison(args, text, model, ar, ddtree, decode_s, verdict)
+        print_comparison(drafting.name, text, model, ar, ddtree, decode_s, verdict)
     return 0 if verdict.is_exact else 1
 
 
@@ -118,15 +119,16 @@ def pieces(model: Model, generation: Generation) -> list[Piece]:
 
 
 def report(
-    args: argparse.Namespace, text: str, model: Model, ar: Generation, ddtree: Generation, verdict: Verdict
-) -> dict[str, Any]:
+    args: argparse.Namespace, drafting: common.Drafting, text: str, model: Model, ar: Generation, ddtree: Generation,
+    verdict: Verdict,
+) -> dict[str, Any]:  # fmt: skip
     """Everything as JSON fields."""
     return {
         "model": args.model,
         "dtype": args.dtype,
-        "drafter": args.drafter,
-        "budget": args.budget,
-        "mode": args.mode,
+        "drafter": drafting.name,
+        "budget": drafting.budget,
+        "mode": drafting.mode,
         "prompt": text,
         "ar": common.generation_json(model, ar),
         "ddtree": common.generation_json(model, ddtree),
@@ -136,14 +138,14 @@ def report(
 
 
 def print_comparison(
-    args: argparse.Namespace, text: str, model: Model, ar: Generation, ddtree: Generation,
+    drafter: str, text: str, model: Model, ar: Generation, ddtree: Generation,
     decode_s: tuple[float, float], verdict: Verdict,
 ) -> None:  # fmt: skip
     """Prompt, both texts side by side, and a table of what they cost."""
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     width = max(MIN_WIDTH, min(shutil.get_terminal_size().columns, 140))
     print(f"prompt ({len(text.encode())} bytes):\n{common.printable(text)}\n")
-    titles = "AR decoding", f"DDTree, {args.drafter}" + (", green: drafted" if colour else "")
+    titles = "AR decoding", f"DDTree, {drafter}" + (", green: drafted" if colour else "")
     columns = pieces(model, ar), pieces(model, ddtree)
     print("\n".join(side_by_side(*columns, titles, width, colour)) + "\n")
     for label, left, right, note in table(ar, ddtree, decode_s):

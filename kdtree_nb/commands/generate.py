@@ -56,22 +56,22 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--metrics: expected --json beside it, got none")
     if args.tensor_parallel and args.prompt is None:
         raise ValueError("--tensor-parallel: expected --prompt beside it, which every rank must have, got none")
-    sampling = _sampling(args)
+    sampling, drafting = _sampling(args), common.drafting(args, args.ar)
     text, source = _prompt(args)
     with common.ranks(args) as ranks:
         model = common.load(args, ranks)
         prompt = _chat(model, text) if args.chat else common.encode(model, text, source)
-        _generate(args, model, text, prompt, sampling)
+        _generate(args, model, text, prompt, drafting, sampling)
     return 0
 
 
-def _generate(args: argparse.Namespace, model: Model, text: str, prompt: list[int], sampling: Sampling) -> None:
+def _generate(
+    args: argparse.Namespace, model: Model, text: str, prompt: list[int], drafting: common.Drafting, sampling: Sampling
+) -> None:  # fmt: skip
     from kdtree_nb.speculate import Engine
 
-    drafter = None if args.ar else common.make_drafter(args.drafter)
-    engine = Engine(
-        model, drafter=drafter, budget=args.budget if drafter else 0, max_seq_len=args.max_seq_len, mode=args.mode
-    )
+    _, drafter, budget, mode = drafting
+    engine = Engine(model, drafter=drafter, budget=budget, max_seq_len=args.max_seq_len, mode=mode)
     generate = engine.generate_ar if drafter is None else engine.generate_ddtree
     generate = functools.partial(generate, sampling=sampling)
     if args.json:
@@ -139,7 +139,7 @@ def _prompt(args: argparse.Namespace) -> tuple[str, str]:
 
 
 def print_text(model: Model, generate: Callable[..., Generation]) -> Generation:
-    """What `generate(on_step=…)` gives, its text printed step by step. Whatever ends it, wherever, the last line ends."""
+    """What `generate(on_step=…)` gives, its text printed step by step. Whatever ends it ends its line too."""
     printer = TextPrinter(model)
     try:
         result = generate(on_step=printer)

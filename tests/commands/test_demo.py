@@ -84,8 +84,22 @@ def test_drafted_tokens_are_marked(models):
         (["--prompt", ""], "expected at least one character"),
         (["--prompt-name", "none"], "--prompt-name: expected one of read_config"),
         (["--max-new-tokens", "0"], "--max-new-tokens: expected at least 1, got 0"),
+        (["--drafter", "none", "--budget", "8"], "--budget 8: expected a drafter, got --drafter none"),
     ],
 )
 def test_bad_input(capsys, options, message):
     assert cli.main(["demo", *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_prompt_has_one_source(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["demo", "--prompt", "x", "--prompt-name", "read_config"])
+    assert stop.value.code == 2 and "not allowed with argument --prompt" in capsys.readouterr().err
+
+
+def test_the_report_names_what_was_drafted(capsys):
+    for options, named in (([], ("ngram", 16, "tree")), (["--drafter", "none"], ("none", 0, "tree"))):
+        assert cli.main(["demo", "--max-new-tokens", "8", "--json", *options]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["drafter"], found["budget"], found["mode"]) == named

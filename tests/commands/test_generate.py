@@ -93,6 +93,30 @@ def test_bad_sampling(capsys, options, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--ar", "--budget", "8"], "--budget 8: expected a drafter, got --ar, which drafts nothing"),
+        (["--budget", "auto", "--ar"], "--budget auto: expected a drafter, got --ar"),
+        (["--ar", "--mode", "chain"], "--mode chain: expected a drafter, got --ar"),
+        (["--ar", "--drafter", "ngram", "--budget", "3"], "--drafter ngram, --budget 3: expected a drafter, got --ar"),
+        (["--ar", "--drafter", "nobody"], "--drafter nobody: expected a drafter, got --ar"),
+        (["--drafter", "none", "--budget", "8"], "--budget 8: expected a drafter, got --drafter none"),
+        (["--drafter", "none", "--mode", "tree"], "--mode tree: expected a drafter, got --drafter none"),
+    ],
+)
+def test_options_of_a_draft_without_one(capsys, options, message):
+    assert cli.main(["generate", "--prompt", "x", "--max-new-tokens", "4", *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(f"kdtree-nb generate: {message}") and err.count("\n") == 1
+
+
+def test_options_that_agree_may_stand_together(capsys):
+    options = ["--ar", "--drafter", "none", "--budget", "0"]
+    assert cli.main(["generate", "--prompt", "x", "--max-new-tokens", "4", *options]) == 0
+    assert capsys.readouterr().err.startswith("[4 tokens in 4 target forwards")
+
+
 def test_nothing_to_generate(capsys):
     assert cli.main(["generate", "--prompt", "x", "--max-new-tokens", "0"]) == 0
     assert capsys.readouterr().err == "[0 tokens in 0 target forwards, stopped by length]\n"
