@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--streams", type=int, nargs="+", metavar="S", help="texts at a time (default: 1 4 10)")
     parser.add_argument(
         "--prefix-len", type=int, nargs="+", metavar="N",
-        help="lengths of text; those that the model has no room for are left out (default: 32 512 2048)",
+        help="lengths of text (default: those of 32 512 2048 that the model has room for)",
     )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=7, metavar="N", help="samples of each point (default: 7)")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write instead of the user's data folder")

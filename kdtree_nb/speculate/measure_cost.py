@@ -47,11 +47,14 @@ Probe = Callable[[int, int], float]
 
 @dataclasses.dataclass(frozen=True)
 class Effort:
-    """What is measured: trees of up to max_budget nodes, for these numbers of streams and lengths of text."""
+    """What is measured: trees of up to max_budget nodes, for these numbers of streams and lengths of text.
+
+    prefix_len: None for those of PREFIX_LEN that the model has room for
+    """
 
     max_budget: int = 64
     num_streams: tuple[int, ...] = NUM_STREAMS
-    prefix_len: tuple[int, ...] = PREFIX_LEN
+    prefix_len: tuple[int, ...] | None = None
     num_rounds: int = NUM_ROUNDS
 
     def __post_init__(self) -> None:
@@ -61,8 +64,24 @@ class Effort:
             raise ValueError(f"calibrate: num_rounds: expected at least 1, got {self.num_rounds}")
         for name in ("num_streams", "prefix_len"):
             values = getattr(self, name)
+            if values is None and name == "prefix_len":
+                continue
             if not values or min(values) < 1 or list(values) != sorted(set(values)):
                 raise ValueError(f"calibrate: {name}: expected ascending positive integers, got {values}")
+
+    def within(self, longest: int) -> Effort:
+        """The same with prefix lengths for a model of `longest` positions. Raises ValueError where one given does not
+        fit: behind it must be room for the trees of two steps and the texts of a drafter."""
+        room = longest - 2 * (self.max_budget + 1) - NUM_TOKENS
+        if self.prefix_len is None:
+            return dataclasses.replace(self, prefix_len=tuple(p for p in PREFIX_LEN if p <= room) or (max(1, room),))
+        if self.prefix_len[-1] > room:
+            raise ValueError(
+                f"calibrate: prefix_len: expected at most {room}, which leaves room for trees of {self.max_budget} "
+                f"nodes in the model's {longest} positions (max_position_embeddings), got {self.prefix_len[-1]}; leave "
+                "it out"
+            )
+        return self
 
     def sizes(self) -> list[int]:
         """Nodes of a stream's tree, root included: those of captured steps, and the largest."""
@@ -76,13 +95,12 @@ def calibrate(
 ) -> CostModel:  # fmt: skip
     """The cost model of this device, model, dtype and build, with what steps of each drafter take besides.
 
-    `save_cost` keeps it for `Engine(budget="auto")`. Takes seconds. The text is this package's own source.
+    `save_cost` keeps it for `Engine(budget="auto")`. Takes seconds. The text is this package's own source. Raises
+    ValueError, before anything is measured, for a length of text that the model has no room for.
     """
-    effort = effort or Effort()
+    effort = (effort or Effort()).within(model.config.max_position_embeddings)
     drafters = list(drafters) if isinstance(drafters, Sequence) else [drafters]
     kind = Engine(model, use_graphs=use_graphs)._kind.name
-    room = model.config.max_position_embeddings - 2 * (effort.max_budget + 1) - NUM_TOKENS
-    effort = dataclasses.replace(effort, prefix_len=tuple(p for p in effort.prefix_len if p <= room) or (max(1, room),))
     text = source_text(model, effort.prefix_len[-1] + effort.max_budget + 2)
     with torch.inference_mode():
         surfaces = _surfaces(model, kind, text, effort, show_progress)

@@ -51,6 +51,7 @@ def test_json_and_another_folder(capsys, folder, tmp_path):
     [
         (["--max-budget", "0"], "max_budget: expected 1 … 1023, got 0"),
         (["--streams", "4", "1"], "num_streams: expected"),
+        (["--prefix-len", "1000000000"], "prefix_len: expected at most 2006, which leaves room for trees of 4 nodes"),
     ],
 )
 def test_bad_options(capsys, options, error):

@@ -263,9 +263,20 @@ def test_bad_efforts(values):
         Effort(**values)
 
 
-def test_a_short_model_is_measured_within_its_length(models):
-    cost = calibrate(
-        models("tiny2"), effort=Effort(max_budget=2, num_streams=(1,), prefix_len=(3, 10**6), num_rounds=1)
-    )
-    assert cost.prefix_len == (3,) and np.isfinite(cost.surfaces[0].seconds).all() and cost.overhead == {}
+def test_a_short_model_is_measured_within_its_length(tiny2):
+    longest = tiny2.config.max_position_embeddings
+    assert Effort(max_budget=2).within(longest).prefix_len == (32, 512)
+    assert Effort(max_budget=2).within(10**6).prefix_len == (32, 512, 2048)
+    assert Effort(max_budget=2).within(48).prefix_len == (10,)  # two trees of 3 slots and 32 tokens behind it
+    room = longest - 2 * 3 - 32
+    cost = calibrate(tiny2, effort=Effort(max_budget=2, num_streams=(1,), prefix_len=(3, room), num_rounds=1))
+    assert cost.prefix_len == (3, room) and np.isfinite(cost.surfaces[0].seconds).all() and cost.overhead == {}
     assert torch.is_inference_mode_enabled() is False
+
+
+@pytest.mark.parametrize("more", [1, 10**9, 10**30])
+def test_a_prefix_without_room_is_refused_before_anything_is_built(tiny2, monkeypatch, more):
+    monkeypatch.setattr("kdtree_nb.speculate.measure_cost.Engine", None)
+    room = tiny2.config.max_position_embeddings - 2 * 3 - 32
+    with pytest.raises(ValueError, match=f"calibrate: prefix_len: expected at most {room}, .*, got {room + more}; "):
+        calibrate(tiny2, effort=Effort(max_budget=2, num_streams=(1,), prefix_len=(3, room + more)))
