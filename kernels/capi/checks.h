@@ -11,6 +11,8 @@
 
 namespace kdtree::capi {
 
+constexpr int64_t kMaxIndex = INT32_MAX;  // of what kernels count in 32 bits
+
 inline int64_t element_bytes(Dtype dtype) { return dtype == kF32 ? 4 : 2; }
 
 class Checks {
