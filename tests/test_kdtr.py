@@ -18,7 +18,6 @@ from kdtree_nb.kdtr import Bf16, from_safetensors, open_kdtr, to_safetensors, wr
 from kdtree_nb.kdtr_header import DTYPES
 from tests.kdtr_corpus import DATA, HOSTILE, bits, entry, sample_tensors, with_tensors, write_raw
 
-PREAMBLE_BYTES = 24
 NUM_FUZZ = 2000
 
 

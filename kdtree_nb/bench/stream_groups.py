@@ -40,7 +40,7 @@ MAX_ROUNDS = 3
 
 
 class Served(NamedTuple):
-    """Texts that were decoded `num_streams` at a time, as long as so many ran: until the last one was submitted.
+    """Texts that were decoded several at a time, as long as that many ran: until the last one was submitted.
 
     seconds:    until then
     num_tokens: emitted, by all streams together
@@ -53,18 +53,12 @@ class Served(NamedTuple):
     num_tokens: int
     num_steps: int
     num_rows: int
-    num_streams: int
     handles: list[Handle]
 
     @property
     def token_s(self) -> float:
         """Seconds for a token, whichever stream gets it."""
         return self.seconds / self.num_tokens
-
-    @property
-    def stream_token_s(self) -> float:
-        """Seconds from token to token of one stream, the mean."""
-        return self.num_streams * self.token_s
 
     @property
     def first_s(self) -> float:
@@ -98,7 +92,7 @@ def serve(engine: Engine, prompts: Sequence[list[int]], num_streams: int, num_to
     rows = [count for handle in handles for count in handle.stats.nodes_per_step]
     done = sum(handle.num_tokens for handle in handles)
     engine.run()
-    return Served(seconds, done, len(rows), sum(rows), num_streams, handles)
+    return Served(seconds, done, len(rows), sum(rows), handles)
 
 
 def engines(model: Model, drafter: AnyDrafter, effort: Effort) -> dict[str, Engine]:

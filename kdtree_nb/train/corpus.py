@@ -111,6 +111,7 @@ def _is_generated(name: str) -> bool:
 
 
 def is_utf8(text: bytes) -> bool:
+    """Whether the bytes are well-formed UTF-8."""
     try:
         text.decode()
     except UnicodeDecodeError:
