@@ -43,7 +43,7 @@ USAGE_ERROR, INTERRUPTED = 2, 130
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     parser = argparse.ArgumentParser(
-        prog="kdtree-nb", description="Greedy-exact speculative decoding with draft trees.",
+        prog="kdtree-nb", description="Exact speculative decoding with draft trees.",
         epilog="`kdtree-nb COMMAND --help` lists the options of a command.",
     )  # fmt: skip
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
