@@ -64,7 +64,8 @@ class Bf16(NamedTuple):
 
     @classmethod
     def round(cls, values: np.ndarray) -> Bf16:
-        """Round float32 values of any shape to the nearest bfloat16, ties to even; a NaN stays a (quiet) NaN."""
+        """Round float32 values of any shape to the nearest bfloat16, ties to even; a NaN stays a (quiet) NaN. Raises
+        ValueError for other dtypes."""
         wide = np.asarray(values)
         if wide.dtype != np.float32:
             raise ValueError(f"Bf16.round: expected float32 (a second rounding would not be exact), got {wide.dtype}")

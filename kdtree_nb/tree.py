@@ -45,7 +45,8 @@ class DraftTree:
         return self.token.shape[1] - 1
 
     def path(self, stream: int, node: int) -> list[int]:
-        """Node indices from the root (included) down to `node`."""
+        """Node indices from the root (included) down to `node`. Raises ValueError for a node that is not in the
+        tree."""
         if not 0 <= node < int(self.num_nodes[stream]):
             raise ValueError(f"DraftTree.path: expected a node below {int(self.num_nodes[stream])}, got {node}")
         nodes = []

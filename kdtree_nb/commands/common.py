@@ -52,7 +52,7 @@ def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def budget(text: str) -> int | str:
-    """The value of --budget."""
+    """The value of --budget. Raises ArgumentTypeError for what is neither a number nor auto."""
     try:
         return text if text == "auto" else int(text)
     except ValueError as error:
@@ -132,7 +132,7 @@ def end_of_rank(device: str, run: Callable[[], int]) -> int:
 
 
 def load(args: argparse.Namespace, ranks: Ranks | None = None) -> Model:
-    """The model that --model, --device and --dtype name, or the share of one of `ranks`."""
+    """The model that --model, --device and --dtype name, or the share of one of `ranks`. Errors as of `load_model`."""
     import torch
 
     from kdtree_nb.model import load_model

@@ -150,7 +150,7 @@ def check_depth(name: str, depth: int) -> int:
 
 
 def as_continuations(name: str, continuations: Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
-    """One list per stream. A flat list of ids is the continuation of a single stream."""
+    """One list per stream. A flat list of ids is the continuation of a single stream. Raises ValueError for none."""
     if len(continuations) == 0:
         raise ValueError(f"{name}: expected the tokens that the target will emit, got none")
     if isinstance(continuations[0], (int, np.integer)):
@@ -159,7 +159,8 @@ def as_continuations(name: str, continuations: Sequence[int] | Sequence[Sequence
 
 
 def upcoming(name: str, context: DraftContext, row: int, continuations: list[list[int]], depth: int) -> list[int]:
-    """The next at most `depth` tokens that the target will emit on the stream in `row`."""
+    """The next at most `depth` tokens that the target will emit on the stream in `row`. Raises ValueError where there
+    is no continuation for it."""
     stream = context.stream_ids[row]
     if stream >= len(continuations):
         raise ValueError(f"{name}: expected a continuation for stream {stream}, got {len(continuations)} continuations")

@@ -225,7 +225,8 @@ def _router(fields: dict[str, Any], kind: str, where: str) -> dict[str, Any]:
 
 
 def parse_rope(fields: dict[str, Any], where: str) -> tuple[Any, Yarn | None]:
-    """(theta, YaRN or none) in either spelling: rope_theta and rope_scaling, or rope_parameters with both."""
+    """(theta, YaRN or none) in either spelling: rope_theta and rope_scaling, or rope_parameters with both. Raises
+    CheckpointError, which `where` begins, on anything else."""
     name, scaling = _scaling(fields, where)
     inner, outer = scaling.pop("rope_theta", None), fields.get("rope_theta")
     theta = outer if inner is None else inner

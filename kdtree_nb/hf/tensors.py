@@ -68,7 +68,8 @@ def _gated(prefix: str, dim: int, width: int) -> Iterator[tuple[str, Shape]]:
 
 
 def is_int4(config: HfConfig, folder: CheckpointFolder, name: str) -> bool:
-    """Whether the linear weight `name` (with prefix and `.weight`) is stored as INT4."""
+    """Whether the linear weight `name` (with prefix and `.weight`) is stored as INT4. Raises CheckpointError where
+    config.json and the stored tensors disagree."""
     layer = name.removesuffix(".weight")
     if f"{layer}.weight_packed" not in folder.entries:
         return False

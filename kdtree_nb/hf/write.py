@@ -65,7 +65,7 @@ def _as_stored(config: ModelConfig, name: str, value: torch.Tensor) -> torch.Ten
 
 
 def to_fields(config: ModelConfig) -> dict[str, Any]:
-    """The fields of `config.json`."""
+    """The fields of `config.json`. Raises CheckpointError for a model that checkpoint folders cannot describe."""
     if config.attention_eps != LATENT_NORM_EPS:
         raise CheckpointError(
             f"convert: latent_norm_eps: expected {LATENT_NORM_EPS}, the only one that checkpoint folders have, got "

@@ -164,6 +164,7 @@ def verify_tree_greedy(layout: VerifyLayout, target_predict: np.ndarray, num_spe
 
     target_predict int [B, n]: the target's next token at every node. num_spec_step: S, the columns of accept_index; it
     ends a walk of S - 1 accepted nodes, silently. Rows of predicts that the kernel leaves unwritten hold -1 here.
+    Raises ValueError for another shape, and for S below 1.
     """
     B, n = layout.retrieve_index.shape
     if target_predict.shape != (B, n) or num_spec_step < 1:

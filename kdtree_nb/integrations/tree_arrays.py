@@ -82,7 +82,7 @@ def unpacked(row_bytes: Tensor, n: int) -> Tensor:
 
 
 def check_prefix_len(operation: str, prefix_len: Tensor, num_streams: int) -> None:
-    """That there is one integer per stream, and on a CPU that none is negative."""
+    """Raises ValueError unless prefix_len is i32 or i64 [num_streams] and, on a CPU, nowhere negative."""
     if prefix_len.shape != (num_streams,) or prefix_len.dtype not in (torch.int32, torch.int64):
         raise ValueError(
             f"{operation}: prefix_len: expected int32 or int64 [{num_streams}], got {prefix_len.dtype} "
@@ -93,7 +93,8 @@ def check_prefix_len(operation: str, prefix_len: Tensor, num_streams: int) -> No
 
 
 def check_tree(operation: str, tree: DraftTree, n: int) -> None:
-    """That every stream has a root, at most n nodes, valid parents, and siblings that differ in their tokens."""
+    """Raises ValueError unless every stream has a root, at most n nodes, valid parents, and siblings that differ in
+    their tokens."""
     num_nodes = tree.num_nodes
     if bool(((num_nodes < 1) | (num_nodes > n)).any()):
         raise ValueError(

@@ -108,7 +108,8 @@ def require(device: torch.device) -> None:
 
 
 def kernels_dir() -> Path:
-    """The folder of kernel sources: `kernels/` beside the package in a checkout, else inside the installed package."""
+    """The folder of kernel sources: `kernels/` beside the package in a checkout, else inside the installed package.
+    Raises KernelBuildError where there is none."""
     package = Path(__file__).resolve().parents[1]
     candidates = (package.parent / "kernels", package / "_kernels")
     for folder in candidates:

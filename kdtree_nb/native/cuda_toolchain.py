@@ -137,7 +137,8 @@ def _archs(driver: Driver | None) -> tuple[int, ...]:
 
 
 def find_nvcc(release: str = "") -> Path:
-    """The compiler of $CUDA_HOME or $CUDA_PATH, else on PATH, else of /usr/local/cuda. `release` is for the remedy."""
+    """The compiler of $CUDA_HOME or $CUDA_PATH, else on PATH, else of /usr/local/cuda. Raises KernelBuildError where
+    there is none; `release` is the one that it then says to install."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     folders = [str(Path(home) / "bin")] if home else [os.environ.get("PATH", ""), str(_DEFAULT_HOME / "bin")]
     found = shutil.which("nvcc", path=os.pathsep.join(folders))
@@ -154,7 +155,7 @@ def find_nvcc(release: str = "") -> Path:
 
 
 def nvcc_version(nvcc: Path) -> tuple[tuple[int, int], str]:
-    """((13, 0), the last lines of `nvcc --version`)."""
+    """((13, 0), the last lines of `nvcc --version`). Raises KernelBuildError where it names no release."""
     text = _run(nvcc, "--version")
     release = re.search(r"release (\d+)\.(\d+)", text)
     if release is None:

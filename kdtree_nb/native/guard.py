@@ -33,7 +33,8 @@ def cache_errors(cache: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def file_lock(path: Path, timeout_s: float, report: Report) -> Iterator[None]:
-    """Hold the operating system's lock on `path`. It dies with its process, so a killed build blocks nobody."""
+    """Hold the operating system's lock on `path`. It dies with its process, so a killed build blocks nobody. Raises
+    KernelBuildError where another process holds it for more than timeout_s."""
     with open(path, "a+", encoding="utf-8") as file:
         deadline = time.monotonic() + timeout_s
         waiting = False

@@ -55,7 +55,8 @@ def find_toolchain() -> Toolchain:
 
 
 def find_compiler() -> str:
-    """The C++ compiler command: $CXX, else the first of c++, g++, clang++ on PATH."""
+    """The C++ compiler command: $CXX, else the first of c++, g++, clang++ on PATH. Raises KernelBuildError where there
+    is none."""
     chosen = os.environ.get("CXX", "").strip()
     try:
         names = (shlex.split(chosen)[0],) if chosen else COMPILER_NAMES
@@ -85,7 +86,7 @@ def as_one_word(compiler: str, folder: Path) -> str:
 
 
 def compiler_version(compiler: str) -> str:
-    """First line of `compiler --version`."""
+    """First line of `compiler --version`. Raises KernelBuildError where that fails."""
     command = [*shlex.split(compiler), "--version"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
@@ -97,7 +98,8 @@ def compiler_version(compiler: str) -> str:
 
 
 def find_ninja() -> Path:
-    """The ninja binary: beside this interpreter (also of a venv that is not activated), else on PATH."""
+    """The ninja binary: beside this interpreter (also of a venv that is not activated), else on PATH. Raises
+    KernelBuildError where there is none."""
     folders = dict.fromkeys([str(Path(sys.executable).parent), sysconfig.get_path("scripts")])
     found = shutil.which("ninja", path=os.pathsep.join(folders)) or shutil.which("ninja")
     if found:

@@ -131,7 +131,8 @@ class ReferenceModel:
         return [(tokens[s, :n].tolist(), logits[s, :n]) for s, n in enumerate(length)]
 
     def logits(self, tokens: Sequence[int], form: str = "absorbed") -> np.ndarray:
-        """Logits [T, V] after every token of one text, in one pass in the 'absorbed' or the 'naive' form of MLA."""
+        """Logits [T, V] after every token of one text, in one pass in the 'absorbed' or the 'naive' form of MLA. Raises
+        ValueError for another form."""
         if form == "naive":
             return self._logits_naive(np.asarray(tokens))
         if form != "absorbed":

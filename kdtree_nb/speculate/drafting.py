@@ -77,7 +77,8 @@ def _build(*inputs: torch.Tensor | int) -> DraftTree:
 
 
 def tree_from_drafter(batch: Batch, draft: DraftTree) -> DraftTree:
-    """Cut the running streams' ready trees to budget and depth limit; what is left of a best-first tree is a tree."""
+    """Cut the running streams' ready trees to budget and depth limit; what is left of a best-first tree is a tree.
+    Raises ValueError for trees of other roots, none, or a wrong number, and in mode "chain"."""
     if batch.mode.is_chain:
         raise ValueError(f"draft: {_name(batch)}: expected DraftCandidates for mode 'chain', got a DraftTree")
     place = None if batch.all_running else _places(batch)

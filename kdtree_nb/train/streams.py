@@ -16,7 +16,8 @@ def upload(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def sample_windows(stream: torch.Tensor, num_windows: int, length: int, generator: torch.Generator) -> torch.Tensor:
-    """int64 [num_windows, length] pieces of a stream of token ids at random places."""
+    """int64 [num_windows, length] pieces of a stream of token ids at random places. Raises ValueError for a shorter
+    stream."""
     if len(stream) < length:
         raise ValueError(f"sample_windows: expected a stream of at least {length} tokens, got {len(stream)}")
     start = torch.randint(0, len(stream) - length + 1, (num_windows, 1), generator=generator)
@@ -32,7 +33,8 @@ def next_token_loss(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def measure(
     model: PlainModel, stream: torch.Tensor, dtype: torch.dtype, max_windows: int, context: int = 1024
 ) -> tuple[float, list[list[float]]]:
-    """(bits per token, expert load [MoE layers][experts]) over up to `max_windows` windows spread over a stream."""
+    """(bits per token, expert load [MoE layers][experts]) over up to `max_windows` windows of `context` tokens spread
+    over a stream. Raises ValueError for a shorter stream."""
     num_windows = min(max_windows, (len(stream) - 1) // context)
     if num_windows < 1:
         raise ValueError(f"measure: expected a stream of more than {context} tokens, got {len(stream)}")

@@ -126,7 +126,8 @@ def read_config(folder: Path) -> DFlashConfig:
 
 
 def parse_config(fields: dict[str, Any], where: str) -> DFlashConfig:
-    """`read_config` on the parsed object. What `dflash_config` says goes before the same field outside of it."""
+    """`read_config` on the parsed object; `where` begins its errors. What `dflash_config` says goes before the same
+    field outside of it."""
     own = fields.get("dflash_config")
     if not isinstance(own, dict):
         raise CheckpointError(f"{where}: dflash_config: expected an object, got {own!r}; this is no DFlash drafter")

@@ -37,7 +37,8 @@ def shapes(config: DFlashConfig) -> dict[str, tuple[int, ...]]:
 
 
 def random_weights(config: DFlashConfig, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Float32 weights to start from: norms 1, matrices normal with the square root of 1 / inputs."""
+    """Float32 weights to start from, in the `shapes` of `config`: norms 1, matrices normal with the square root of
+    1 / inputs."""
     generator = torch.Generator().manual_seed(seed)
     return {
         name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=generator) * shape[1] ** -0.5
@@ -59,7 +60,8 @@ def check_weights(config: DFlashConfig, found: Mapping[str, tuple[int, ...]], wh
 
 
 def read_weights(config: DFlashConfig, folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a folder's safetensors files, as they are stored."""
+    """The tensors of a folder's safetensors files, as they are stored, in the `shapes` of `config`. Raises
+    CheckpointError where names or shapes are others."""
     files = CheckpointFolder(folder)
     try:
         check_weights(config, {name: entry.shape for name, entry in files.entries.items()}, f"DFlash: {folder}")

@@ -71,6 +71,7 @@ def dequantized(
 
 
 def expect_inputs(name: str, x: Tensor, packed: PackedLinear) -> None:
-    """Where K is padded to blocks of 32 the binding cannot tell one K from the next."""
+    """Raises ValueError unless the weights are for the K inputs of x [..., K]: where K is padded to blocks of 32, the
+    binding cannot tell one K from the next."""
     if x.shape[-1] != packed.num_in:
         raise ValueError(f"{name}: packed: expected shape for K = {x.shape[-1]} inputs, got one for {packed.num_in}")

@@ -26,7 +26,8 @@ def main(step: str, argv: list[str], prog: str) -> None:
 
 
 def read_curve(folder: Path) -> dict[int, float]:
-    """Step -> mean loss in nats per token, of a trained target or of the latest checkpoint."""
+    """Step -> mean loss in nats per token, of a trained target or of the latest checkpoint. Raises CorpusError where
+    the folder holds neither."""
     place = latest_checkpoint(folder)
     if (folder / RECORD).is_file():
         curve = json.loads((folder / RECORD).read_text(encoding="utf-8"))["train_curve"]

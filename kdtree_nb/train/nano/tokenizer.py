@@ -26,7 +26,8 @@ _BATCH = 512
 
 
 def train_bpe(documents: Sequence[Document], vocab_size: int = VOCAB_SIZE, max_bytes: int = MAX_TRAINING_BYTES) -> str:
-    """The text of tokenizer.json, learnt from documents of at most max_bytes, in the order of their names' hashes."""
+    """The text of tokenizer.json, learnt from documents of at most max_bytes, in the order of their names' hashes.
+    Raises ValueError where they are too few for vocab_size entries."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
