@@ -23,31 +23,37 @@ struct BlockWeights {
     last_column = num_columns - 1 - column;
   }
 
-  // Units [unit, unit + num_units) of all tiles of the block, for one segment warp. Past the last column: a harmless copy of it.
-  __device__ __forceinline__ void copy(uint32_t to, int unit, int num_units, uint32_t barrier) const {
+  // Units [unit, unit + num_units) of all tiles of the block, for one segment warp: of the `left` units of the segment those of
+  // a stage. Past the last column: a harmless copy of it.
+  __device__ __forceinline__ void copy(uint32_t to, int unit, int num_units, int left, uint32_t barrier) const {
     const uint32_t offset = unit * kColumnUnit;
 #pragma unroll
     for (int c = 0; c < S::kBlockTiles / S::kCopyTiles; ++c) {
       const char* from = first + min(c, last_column) * column_bytes + offset;
       if constexpr (S::kCopyTiles == S::kColumnTiles) {
         bulk_copy(to + c * S::kUnits * S::kUnitStride, from, num_units * S::kUnitStride, barrier);
-      } else {  // a part of one column
-        for (int u = 0; u < num_units; ++u) bulk_copy(to + u * S::kUnitStride, from + u * kColumnUnit, S::kUnitStride, barrier);
+      } else {  // A part of one column. Not u < num_units: whether max(0, min(left, 2)) is 2, ptxas 13.0 asks on sm_90 a
+                // predicate of VIMNMX that says whether it is `left`, and three units were copied.
+#pragma unroll
+        for (int u = 0; u < S::kUnits; ++u)
+          if (u < left) bulk_copy(to + u * S::kUnitStride, from + u * kColumnUnit, S::kUnitStride, barrier);
       }
     }
   }
 };
 
-// One lane copies the units of every segment warp and output tile of a stage.
+// One lane copies the units of every segment warp and output tile of a stage. What it copies must be what it announces: with a
+// byte more the phase of the barrier ends too early, or never.
 template <class S>
 __device__ __forceinline__ void fill_weights(const Tile<S>& tile, const Cursor<S>& at, const BlockWeights<S>& weights,
                                              uint32_t full, uint32_t stages) {
   const uint32_t barrier = full + at.slot * 8, to = stages + at.slot * S::kStageBytes;
-  int num_units[S::kSegWarps], sum = 0;
+  int left[S::kSegWarps], num_units[S::kSegWarps], sum = 0;
 #pragma unroll
   for (int s = 0; s < S::kSegWarps; ++s) {
     const Span span = tile.span(s, at.q);
-    num_units[s] = max(0, min(span.end - span.begin - at.i * S::kUnits, S::kUnits));
+    left[s] = span.end - span.begin - at.i * S::kUnits;
+    num_units[s] = max(0, min(left[s], S::kUnits));
     sum += num_units[s];
   }
   barrier_arrive_expect(barrier, sum * S::kBlockTiles * S::kUnitBytes);
@@ -55,7 +61,7 @@ __device__ __forceinline__ void fill_weights(const Tile<S>& tile, const Cursor<S
   for (int s = 0; s < S::kSegWarps; ++s) {
     if (num_units[s] == 0) continue;
     weights.copy(to + s * S::kBlockTiles * S::kUnits * S::kUnitBytes, tile.span(s, at.q).begin + at.i * S::kUnits, num_units[s],
-                 barrier);
+                 left[s], barrier);
   }
 }
 
