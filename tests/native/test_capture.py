@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -37,6 +40,23 @@ def test_calls_outside_are_not_recorded():
     capture = Capture(lambda: ops.residual_add(x, x))
     ops.residual_add(x, x)
     assert capture.num_calls == 1
+
+
+def test_every_kernel_of_the_bindings_is_recorded():
+    """All but tree_build, of which test_trees_are_not_built_in_a_capture says that it is refused."""
+    kernels = Path(__file__).parents[2] / "kernels"
+    known = re.findall(r"^int (\w+_cpu)\(const (\w+)&", (kernels / "op_args.h").read_text(), re.MULTILINE)
+    recorded = re.findall(
+        r"^KDTREE_RECORDED\((\w+), (\w+)\)", (kernels / "bind" / "capture.h").read_text(), re.MULTILINE
+    )
+    assert len(known) > 20 and sorted([*recorded, ("tree_build_cpu", "TreeBuildArgs")]) == sorted(known)
+
+
+def test_operations_of_ranks_are_repeated():
+    partials = torch.ones(2, 3, 4)
+    capture = Capture(lambda: ops.add_partials(partials, torch.float32))
+    partials.fill_(3.0)
+    assert capture.replay() and capture.result.eq(6).all() and capture.num_calls == 1
 
 
 def test_captures_are_apart():
