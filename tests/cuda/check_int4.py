@@ -1,5 +1,5 @@
 """Checks of linear and moe_experts with INT4 weights on CUDA: the bits of the BF16 weights they stand for, in every
-tile shape and for every number of rows. `check_int4(lib, report, quick)` returns the number of checks."""
+tile shape and for every number of rows. report.record["checks"] counts them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import sys
 
 import torch
 from check_moe_experts import Layer
-from linear_lib import DEVICE, ROOT, Experts, Lib, Report, bits, error, poisoned
+from linear_lib import DEVICE, ROOT, Experts, Lib, Shape, bits, error, poisoned
+from steps import Steps
 
 sys.path.insert(0, str(ROOT))
 from kdtree_nb.reference import pack_int4
@@ -54,24 +55,22 @@ class Case:
         return storage[:, :, : self.k]
 
 
-def expect(report: Report, got: torch.Tensor, want: torch.Tensor, what: str) -> None:
+def expect(report: Steps, got: torch.Tensor, want: torch.Tensor, what: str) -> None:
     """The same bits."""
-    if not torch.equal(bits(got), bits(want)):
-        report.fail(f"{what}: {(bits(got) != bits(want)).sum().item()} of {got.numel()} differ")
+    differ = (bits(got) != bits(want)).sum().item()
+    report.check(differ == 0, f"{what}: {differ} of {got.numel()} differ")
 
 
-def check_layout(lib: Lib, report: Report, case: Case) -> int:
+def check_layout(report: Steps, case: Case) -> None:
     """The packed bytes are the oracle's."""
     scale = case.scale.cpu().view(torch.int16).numpy().view("u2")
     want = torch.from_numpy(pack_int4(case.words.cpu().numpy(), scale))
-    if not torch.equal(case.packed.cpu(), want):
-        report.fail(f"{case.name}: packed: {(case.packed.cpu() != want).sum().item()} bytes differ")
-    return 1
+    differ = (case.packed.cpu() != want).sum().item()
+    report.check(differ == 0, f"{case.name}: packed: {differ} bytes differ")
 
 
-def check_shape(lib: Lib, report: Report, case: Case, shape, rows_list) -> int:
+def check_shape(lib: Lib, report: Steps, case: Case, shape: Shape, rows_list) -> None:
     """Any rows, in any order, alone or beside NaN; FP32 sums; nothing is written past the rows."""
-    checks = 0
     for rows in rows_list:
         index = torch.randperm(ALL, device=DEVICE)[:rows]
         for kept in (None, int(torch.randint(0, rows, ()))):
@@ -79,42 +78,44 @@ def check_shape(lib: Lib, report: Report, case: Case, shape, rows_list) -> int:
             lib.linear(case.rows(index, kept), case.packed, out[:rows], shape.index, settled=rows % 2 == 0)
             got, want = (out[:rows], case.want[index]) if kept is None else (out[kept], case.want[index[kept]])
             expect(report, got, want, f"{case.name} {shape.name} rows {rows} kept {kept}")
-            if not out[rows].isnan().all():
-                report.fail(f"{case.name} {shape.name} rows {rows}: wrote past the rows")
-            checks += 2
+            past = out[rows].isnan().all().item()
+            report.check(past, f"{case.name} {shape.name} rows {rows}: wrote past the rows")
     wide = poisoned(ALL, case.g, case.n, dtype=torch.float32)
     lib.linear(case.x, case.packed, wide, shape.index)
     expect(report, wide, case.wide, f"{case.name} {shape.name} f32")
-    return checks + 1
 
 
-def check_case(lib: Lib, report: Report, case: Case, rows_list) -> int:
+def check_case(lib: Lib, report: Steps, case: Case, rows_list) -> None:
     """Every tile shape, then linear_cuda's own choice with a residual and a device-side count."""
     relative, largest = error(case.want, torch.einsum("tgk,gnk->tgn", case.x.double(), case.weight.double()))
     report.record.setdefault("error", {})[case.name] = (relative, largest)
-    if not (relative < BF16_LIMIT and largest < 4 * BF16_LIMIT):
-        report.fail(f"{case.name}: error {relative:.2e}, largest {largest:.2e}")
-    checks = check_layout(lib, report, case)
+    close = relative < BF16_LIMIT and largest < 4 * BF16_LIMIT
+    report.check(close, f"{case.name}: error {relative:.2e}, largest {largest:.2e}")
+    check_layout(report, case)
     for shape in lib.int4_shapes():
-        if lib.serves(lib.linear_args(case.x, case.packed, case.want), shape.index):
-            checks += check_shape(lib, report, case, shape, rows_list)
-    for rows in (1, 7, 16, 30) if lib.skip else (1, 7, 16, 30, 64, 200):
+        serves = lib.serves(lib.linear_args(case.x, case.packed, case.want), shape.index)
+        if serves and report.begin(case.name, shape.name):
+            check_shape(lib, report, case, shape, rows_list)
+    names = {shape.index: shape.name for shape in lib.int4_shapes()}
+    for rows in (1, 7, 16, 30, 64, 200):
         x, used = case.rows(torch.arange(rows, device=DEVICE)), rows // 2 + 1
         added, partly = (poisoned(rows, case.g, case.n, dtype=torch.bfloat16) for _ in range(2))
+        choice = lib.choice(lib.linear_args(x, case.packed, added))[0]
+        if choice not in names or not report.begin(f"{case.name} chosen, rows {rows}", names[choice]):
+            continue
         lib.linear(x, case.packed, added, residual=case.residual[:rows], settled=True)
         want = (case.want[:rows].float() + case.residual[:rows].float()).bfloat16()
         expect(report, added, want, f"{case.name} residual, rows {rows}")
         count = torch.tensor([used], dtype=torch.int32, device=DEVICE)
         lib.linear(x, case.packed, partly, num_rows_device=count, settled=True)
         expect(report, partly[:used], case.want[:used], f"{case.name} count, rows {rows}")
-        if not partly[used:].isnan().all():
-            report.fail(f"{case.name}: a row that is not in use was written, rows {rows}")
-        checks += 3
-    return checks
+        past = partly[used:].isnan().all().item()
+        report.check(past, f"{case.name}: a row that is not in use was written, rows {rows}")
 
 
-def check_values(lib: Lib, report: Report) -> int:
+def check_values(lib: Lib, report: Steps) -> None:
     """Every value times every BF16 scale whose products are finite: what one-hot rows read is dequantize_int4's."""
+    report.announce("all values")
     k, n = 256, 8192
     scale = torch.arange(1 << 16, device=DEVICE).reshape(1, n, k // UNIT).to(torch.int32)
     scale = torch.where((scale >> 7 & 255) > 251, 0x3F81, scale).to(torch.int16).view(torch.bfloat16)
@@ -126,14 +127,13 @@ def check_values(lib: Lib, report: Report) -> int:
     want, got = (poisoned(k, 1, n, dtype=torch.float32) for _ in range(2))
     lib.linear(x, lib.pack(weight), want)
     usual = (scale.view(torch.int16).int() >> 7 & 255).repeat_interleave(UNIT, dim=2) > 8
-    if not torch.equal(want[:, 0].T[usual[0]], weight[0].float()[usual[0]]):
-        report.fail("one-hot rows do not read the weights")
+    reads = torch.equal(want[:, 0].T[usual[0]], weight[0].float()[usual[0]])
+    report.check(reads, "one-hot rows do not read the weights")
     for shape in lib.int4_shapes():
-        if lib.serves(lib.linear_args(x, packed, got), shape.index):
+        if lib.serves(lib.linear_args(x, packed, got), shape.index) and report.begin("all values", shape.name):
             got.fill_(float("nan"))
             lib.linear(x, packed, got, shape.index)
             expect(report, got, want, f"all values, {shape.name}")
-    return len(lib.int4_shapes()) + 1
 
 
 class Int4Layer(Layer):
@@ -147,50 +147,41 @@ class Int4Layer(Layer):
         self.packed = self.packed._replace(gate_up=lib.pack_int4(*up), down=lib.pack_int4(*down))
 
 
-def check_layer(lib: Lib, report: Report, layer: Int4Layer, rows: int) -> int:
+def check_layer(lib: Lib, report: Steps, layer: Int4Layer, rows: int) -> None:
     """The bits of the BF16 experts in every pair of shapes; the same for a part of the rows and with a count."""
+    report.announce(f"{layer.name} T{rows} in BF16")
     inputs, want = layer.inputs(rows), poisoned(rows, layer.dim, dtype=torch.bfloat16)
     lib.moe(lib.moe_args(inputs[0], layer.plain, *inputs[1:3], want, inputs[3]))
-    expect(report, layer.run(lib, *inputs), want, f"{layer.name} T{rows}")
     out = poisoned(rows, layer.dim, dtype=torch.bfloat16)
     args = lib.moe_args(inputs[0], layer.packed, *inputs[1:3], out, inputs[3])
     ups, downs = ([s for s in lib.int4_shapes(p) if s.num_rows == lib.rows_per_item(args)] for p in (False, True))
     pairs = [(up, downs[0]) for up in ups] + [(ups[0], down) for down in downs]
     for up, down in pairs:
-        out.fill_(float("nan"))
-        lib.moe_with(args, up.index, down.index)
-        expect(report, out, want, f"{layer.name} T{rows}, {up.name} and {down.name}")
+        if report.begin(f"{layer.name} T{rows}", up.name, f"segments {down.name}"):
+            out.fill_(float("nan"))
+            lib.moe_with(args, up.index, down.index)
+            expect(report, out, want, f"{layer.name} T{rows}, {up.name} and {down.name}")
+    if not report.begin(f"{layer.name} T{rows}", f"chosen for {lib.rows_per_item(args)} rows"):
+        return
+    expect(report, layer.run(lib, *inputs), want, f"{layer.name} T{rows}")
     index = torch.randperm(rows, device=DEVICE)[: rows // 2 + 1]
     part = layer.run(lib, *(t[index].contiguous() for t in inputs))
     expect(report, part, want[index], f"{layer.name} T{rows}: half of the rows")
     used = rows // 3 + 1
     partly = layer.run(lib, *inputs, count=torch.tensor([used], dtype=torch.int32, device=DEVICE))
     expect(report, partly[:used], want[:used], f"{layer.name} T{rows}: device-side count")
-    return len(pairs) + 3
 
 
-def check_wgmma(lib: Lib, report: Report) -> None:
-    """The shapes that wgmma multiplies, on small cases: run in another process, since a mistake there may hang."""
-    for numbers in ((256, 331), (96, 128)):
-        case = Case(lib, *numbers)
-        for shape in lib.int4_shapes():
-            if shape.name.startswith("w "):
-                check_shape(lib, report, case, shape, (1, 31, 64, 129))
-                torch.cuda.synchronize()
-                print(case.name, shape.name, len(report.failures), flush=True)
-
-
-def check_int4(lib: Lib, report: Report, quick: bool) -> int:
+def check_int4(lib: Lib, report: Steps, quick: bool) -> None:
     """All cases; `quick`: a few small ones."""
-    total = check_values(lib, report)
+    check_values(lib, report)
     small = ((96, 256), (256, 331), (128, 72, 3, 64, 8), (32, 16), (160, 64, 1, 32, 4), (1408, 200))
     for numbers in small[:3] if quick else (*small, (7168, 512), (2048, 1024)):
-        case = Case(lib, *numbers)
-        report.say(case.name)
-        total += check_case(lib, report, case, (1, 9, 65) if quick else ROWS)
+        report.announce(f"weights of {numbers}")
+        check_case(lib, report, Case(lib, *numbers), (1, 9, 65) if quick else ROWS)
     layers = ((256, 96, 8, 2, 96), (192, 64, 6, 2, 0), (2048, 1408, 16, 6, 2816), (1024, 512, 64, 8, 0))
     for numbers in layers[:1] if quick else layers:
+        report.announce(f"experts of {numbers}")
         layer = Int4Layer(lib, *numbers)
-        report.say(layer.name)
-        total += sum(check_layer(lib, report, layer, rows) for rows in (1, 8, 40, 300))
-    return total
+        for rows in (1, 8, 40, 300):
+            check_layer(lib, report, layer, rows)

@@ -23,6 +23,9 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))
+from processes import kill_tree
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PYTHON = sys.executable
@@ -106,7 +109,7 @@ def run_side_by_side(parts: list[tuple[str, list[str], float]], out: Path) -> di
             status = process.wait(max(1.0, start + limit_s - time.perf_counter()))
             verdicts[name] = "ok" if status == 0 else f"exit {status}"
         except subprocess.TimeoutExpired:
-            process.kill()
+            kill_tree(process)
             verdicts[name] = f"stopped after {limit_s:.0f} s"
         log.close()
     return verdicts

@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from op_structs import ROOT, args_name, cuda_ops, workspace_ops
+from processes import run_for
 from sanitize_list import CASES
 
 HERE = Path(__file__).resolve().parent
@@ -132,13 +133,9 @@ def run_one(
                               "OMP_NUM_THREADS": "1", "KDTREE_LINEAR_SO": str(library),
                               "KDTREE_OPS_SO": str(library.parent / "checks.so")}  # fmt: skip
     start = time.perf_counter()
-    try:
-        done = subprocess.run(
-            ["compute-sanitizer", *settings, *command], capture_output=True, text=True, env=variables, timeout=limit_s
-        )
-        text, code = done.stdout + done.stderr, done.returncode
-    except subprocess.TimeoutExpired as error:
-        text, code = f"{error.stdout or ''}\nno answer within {limit_s:.0f} s", 1
+    text, code = run_for(["compute-sanitizer", *settings, *command], limit_s, variables)
+    if code is None:
+        text, code = f"{text}\nno answer within {limit_s:.0f} s", 1
     shutil.rmtree(out, ignore_errors=True)
     return read_result(kernel, tool, text, code, time.perf_counter() - start), text
 

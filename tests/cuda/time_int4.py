@@ -6,7 +6,8 @@ from __future__ import annotations
 import time
 
 import torch
-from linear_lib import DEVICE, Experts, Lib, Report
+from linear_lib import DEVICE, Experts, Lib
+from steps import Steps
 from timing import copy_bandwidth, graph_time
 
 SHAPES = ((7168, 4096), (2048, 7168), (7168, 18432), (18432, 7168))  # K, N
@@ -66,7 +67,7 @@ def time_cell(lib: Lib, x: torch.Tensor, plain: list, packed: list, theirs: list
     return cell
 
 
-def time_linear(lib: Lib, report: Report, bandwidth: float, limit_s: float) -> None:
+def time_linear(lib: Lib, report: Steps, bandwidth: float, limit_s: float) -> None:
     """Fills report.record["times"]; leaves out what is there already."""
     times = report.record.setdefault("times", {})
     for k, n in SHAPES:
@@ -75,7 +76,8 @@ def time_linear(lib: Lib, report: Report, bandwidth: float, limit_s: float) -> N
         packed = [random_packed(1, n // 64, k // 32) for _ in range(num_sets)]
         theirs = library_int4(n, k, num_sets)
         for m in ROWS:
-            if f"{k} {n} {m}" in times or time.time() - report.start > limit_s:
+            late = time.time() - report.start > limit_s
+            if f"{k} {n} {m}" in times or late or not report.begin(f"times of {k} -> {n}, {m} rows"):
                 continue
             cell = time_cell(lib, torch.randn(m, 1, k, device=DEVICE).bfloat16(), plain, packed, theirs)
             times[f"{k} {n} {m}"] = {"floor": k * n * BYTES_PER_WEIGHT / bandwidth * 1e6, **cell}
@@ -93,7 +95,7 @@ def expert_calls(lib: Lib, layer: Experts, dim: int, rows: int, count: int) -> t
     return calls, active / count
 
 
-def time_experts(lib: Lib, report: Report, bandwidth: float, dim: int, width: int, limit_s: float) -> None:
+def time_experts(lib: Lib, report: Steps, bandwidth: float, dim: int, width: int, limit_s: float) -> None:
     """Routed experts of Kimi K2 dimensions, without the shared one; width: of an expert, or of a rank's part of it."""
     up, down = random_packed(EXPERTS, 2 * width // 64, dim // 32), random_packed(EXPERTS, dim // 64, width // 32)
     layer = Experts(up, down, None, None, width, 0)
@@ -102,6 +104,8 @@ def time_experts(lib: Lib, report: Report, bandwidth: float, dim: int, width: in
         if time.time() - report.start > limit_s:
             report.say(f"out of time before the experts, width {width}, {rows} rows")
             return
+        if not report.begin(f"times of experts, width {width}, {rows} rows"):
+            continue
         calls, active = expert_calls(lib, layer, dim, rows, 4 if rows > 1 else 8)
         num_bytes = active * 3 * dim * width * BYTES_PER_WEIGHT
         cell = {"active": active, "bytes": num_bytes, "floor": num_bytes / bandwidth * 1e6, "up": {}, "down": {}}
@@ -117,7 +121,7 @@ def time_experts(lib: Lib, report: Report, bandwidth: float, dim: int, width: in
         report.save()
 
 
-def table(report: Report) -> None:
+def table(report: Steps) -> None:
     """Chosen shapes beside their peers, then every shape."""
     print("K N rows | floor | matmul, int4pack_mm | ours, its shape | matmul / ours, int4pack_mm / ours, ours / floor")
     for name, c in report.record.get("times", {}).items():
@@ -140,8 +144,9 @@ def table(report: Report) -> None:
               f"{c['floor'] / c['ours']:.2f} | {shapes}")  # fmt: skip
 
 
-def time_all(lib: Lib, report: Report, limit_s: float) -> None:
+def time_all(lib: Lib, report: Steps, limit_s: float) -> None:
     """All times, until limit_s after the start."""
+    report.announce("bandwidth")
     warm = torch.randn(8192, 8192, device=DEVICE).bfloat16()
     for _ in range(100):
         warm @ warm
