@@ -45,7 +45,7 @@ struct Int4ExpertShapes {
 };
 int num_int4_partial_shapes();
 const LinearShape& int4_partial_shape(int index);
-Int4ExpertShapes choose_int4_experts(int rows_per_item);
+Int4ExpertShapes choose_int4_experts(const MoeExpertsArgs&, const LinearDevice&);
 int moe_experts_cuda_with(const MoeExpertsArgs&, Int4ExpertShapes, void* stream);  // args.int4
 int moe_rows_per_item(const MoeExpertsArgs&);                                      // of rows that share an expert, at most
 

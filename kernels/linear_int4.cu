@@ -65,22 +65,26 @@ int num_int4_partial_shapes() { return sizeof(kPartialShapes) / sizeof(kPartialS
 
 const LinearShape& int4_partial_shape(int index) { return kPartialShapes[index]; }
 
-Int4ExpertShapes choose_int4_experts(int rows_per_item) {
-  return rows_per_item == 8 ? Int4ExpertShapes{k8, 0} : rows_per_item == 32 ? Int4ExpertShapes{k32, 5} : Int4ExpertShapes{k64, 7};
+// Measured at 8 rows of an expert (tests/cuda/run_int4.py); with fewer blocks than multiprocessors several share a tile.
+Int4ExpertShapes choose_int4_experts(const MoeExpertsArgs& a, const LinearDevice& device) {
+  const int rows_per_item = moe_rows_per_item(a);
+  if (rows_per_item > 8) return rows_per_item == 32 ? Int4ExpertShapes{k32, 5} : Int4ExpertShapes{k64, 7};
+  const int64_t blocks = std::min(a.num_rows * a.top_k, a.num_experts) * ceil_div(2 * a.width, 128);  // at most
+  return {device.clusters && blocks < device.num_multiprocessors ? k8 + 4 : k8 + 1, 1};
 }
 
 int num_int4_shapes() { return kNumInt4Shapes; }
 
 const LinearShape& int4_shape(int index) { return kShapes[index]; }
 
-// With few blocks, those that share a tile among several. Predicted, not measured: of the shapes that use wgmma none is chosen.
+// Measured at four sizes (tests/cuda/run_int4.py): blocks that share a tile are the fastest for any number of rows.
 int choose_int4_shape(const LinearArgs& a, const LinearDevice& device) {
-  const int64_t blocks = ceil_div(a.num_out, 64) * a.num_groups;  // of 64 outputs
-  const bool fills = blocks >= device.num_multiprocessors || !device.clusters;
-  if (a.num_rows <= 8) return fills ? k8 : k8 + 4;
-  if (a.num_rows <= 16) return fills ? k16 : k16 + 2;
-  if (a.num_rows <= 32) return fills ? k32 : k32 + 1;
-  return a.num_rows <= 64 ? k64 : k128;
+  const bool clusters = device.clusters, wgmma = clusters && device.wgmma;
+  if (a.num_rows <= 8) return clusters ? k8 + 4 : k8;
+  if (a.num_rows <= 16) return clusters ? k16 + 2 : k16;
+  if (a.num_rows <= 32) return clusters ? k32 + 3 : k32;
+  if (a.num_rows <= 64) return wgmma ? k64 + 4 : clusters ? k64 + 1 : k64;
+  return wgmma ? k128 + 2 : k128;
 }
 
 }  // namespace kdtree

@@ -314,7 +314,10 @@ int64_t moe_experts_cuda_workspace_bytes(const MoeExpertsArgs& a) { return Works
 int moe_rows_per_item(const MoeExpertsArgs& a) { return Workspace(a).rows_per_item; }
 
 int moe_experts_cuda(const MoeExpertsArgs& a, void* stream) {
-  return moe_experts_cuda_with(a, choose_int4_experts(moe_rows_per_item(a)), stream);
+  LinearDevice device = {};
+  if (a.int4)
+    if (int status = linear_device(&device)) return status;
+  return moe_experts_cuda_with(a, a.int4 ? choose_int4_experts(a, device) : Int4ExpertShapes{}, stream);
 }
 
 int moe_experts_cuda_with(const MoeExpertsArgs& a, Int4ExpertShapes shapes, void* stream) {

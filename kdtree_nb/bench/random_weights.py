@@ -24,15 +24,18 @@ Fill = Callable[[torch.Tensor, torch.Generator], object]
 class RandomSource:
     """A `model.source.Source`. Weights keep the size of what they are applied to; norms are 1, biases of routers 0.
 
-    Routed experts that the configuration quantises are INT4: random nibbles, scales of one group in BF16.
+    Routed experts that the configuration quantises are INT4: random nibbles, scales of one group in BF16. keeps_words: they
+    stay as a checkpoint stores them, see `Source`.
 
     A tensor of which ranks have parts is made in as many pieces, along the dimension that is split, as a reduction has
     segments, each from a seed of its own, which follows from `seed`, the tensor's name and the piece. So the whole is
     the same however it is split, and a rank makes no more than the pieces that its part lies in.
     """
 
-    def __init__(self, config: HfConfig, device: torch.device, dtype: torch.dtype, seed: int = 0) -> None:
-        self.config, self.device, self.dtype, self.seed = config, device, dtype, seed
+    def __init__(
+        self, config: HfConfig, device: torch.device, dtype: torch.dtype, seed: int = 0, keeps_words: bool = False
+    ) -> None:
+        self.config, self.device, self.dtype, self.seed, self.keeps_words = config, device, dtype, seed, keeps_words
         self._generator = torch.Generator(device)
 
     def __call__(self, name: str, *shape: int, part: Part | None = None) -> torch.Tensor:

@@ -71,7 +71,7 @@ class Rank:
         ranks = ranks or (ONE_RANK if num_ranks == 1 else TensorParallel(LoneGroup(num_ranks, device)))
         begin = time.perf_counter()
         with memory_for("bench k26: expected memory for one rank", device, "Use fewer --layers or shorter --prefix."):
-            self.model = build(config.model, RandomSource(config, device, DTYPE), ranks)
+            self.model = build(config.model, RandomSource(config, device, DTYPE, keeps_words=as_stored), ranks)
             if not as_stored:
                 self.pack_int4()
             self.weight_bytes = _num_bytes(self.model.tensors())

@@ -171,7 +171,7 @@ def _int4_values(read: Source, gate_up: Int4, down: Int4) -> Routed:
 
 def _reads_packed_int4(read: Source) -> bool:
     """Whether products read INT4 weights in groups of whole units, with BF16 scales, as `pack_int4` leaves them."""
-    return read.device.type == "cuda" and read.dtype == torch.bfloat16
+    return read.device.type == "cuda" and read.dtype == torch.bfloat16 and not read.keeps_words
 
 
 class _Places:

@@ -19,10 +19,14 @@ from kdtree_nb.model.share import Part, Range, check_group_size
 
 
 class Source(Protocol):
-    """Reads tensors under the names of DeepSeek checkpoints, rotary parts in NeoX order (i, i + R/2)."""
+    """Reads tensors under the names of DeepSeek checkpoints, rotary parts in NeoX order (i, i + R/2).
+
+    keeps_words: INT4 weights stay as a checkpoint stores them even where the products read packed ones
+    """
 
     device: torch.device
     dtype: torch.dtype
+    keeps_words: bool
 
     def __call__(self, name: str, *shape: int, part: Part | None = None) -> torch.Tensor:
         """The tensor of `shape`, or a part of it, on `device` in `dtype`. Raises CheckpointError if it is missing or
@@ -38,6 +42,8 @@ class Source(Protocol):
 
 class ArraySource:
     """Float32 arrays by name: of a KDTR file, or in memory."""
+
+    keeps_words = False
 
     def __init__(
         self, read: Callable[[str], np.ndarray], names: frozenset[str], where: str, device: torch.device,
@@ -82,6 +88,8 @@ class FolderSource:
 
     on_bytes: told the bytes of every tensor that was read
     """
+
+    keeps_words = False
 
     def __init__(
         self, config: HfConfig, folder: CheckpointFolder, device: torch.device, dtype: torch.dtype,

@@ -96,7 +96,7 @@ class TreeBuffer:
         self._sizes = [(torch.int64, shape), (torch.int32, shape), (torch.int32, shape), (torch.int32, shape[:1])]
         num_bytes = sum(dtype.itemsize * torch.Size(size).numel() for dtype, size in self._sizes)
         on_gpu = device.type == "cuda"
-        self._host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=on_gpu)
+        self._host = torch.zeros(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=on_gpu)
         self._device = torch.zeros(num_bytes, dtype=torch.uint8, device=device) if on_gpu else self._host
         self._fields = self._views(self._host)
         token, parent, depth, num_nodes = self._views(self._device)

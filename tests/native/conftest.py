@@ -87,7 +87,7 @@ def normal(rng, dtype):
 @pytest.fixture
 def exactly():
     """exactly(tensor) -> the same values as a float64 array."""
-    return lambda tensor: tensor.to(torch.float64).numpy()
+    return lambda tensor: tensor.cpu().to(torch.float64).numpy()
 
 
 @pytest.fixture
