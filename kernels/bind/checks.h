@@ -1,7 +1,6 @@
 // Argument checks of the bindings. Each raises ValueError in Python: the operation, what was expected, what came. The
 // texts are built only on failure: a decode step makes dozens of calls and the checks may cost nanoseconds.
 #pragma once
-#include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
@@ -15,7 +14,6 @@
 #include "../op_args.h"
 #include "../segments.h"
 #include "../status_text.h"
-#include "capture.h"
 
 namespace kdtree::bind {
 
@@ -94,13 +92,6 @@ inline void expect_dense(const char* op, const char* name, const at::Tensor& t, 
   expect_contiguous(op, name, t);
 }
 
-// A dense tensor on the CPU: what most arguments must be.
-inline void expect_array(const char* op, const char* name, const at::Tensor& t, at::ScalarType type,
-                         std::initializer_list<int64_t> want, const char* symbols) {
-  expect_device(op, name, t, at::kCPU);
-  expect_dense(op, name, t, type, want, symbols);
-}
-
 // INT4 weights as pack_int4 leaves them.
 constexpr const char* kInt4Symbols = "[G, ceil(N/64), K/32, 4, 288]";
 
@@ -117,13 +108,6 @@ inline bool is_int4(const char* op, const char* name, const at::Tensor& t, at::S
   const auto want = packed_int4_sizes(num_groups, num_out, num_in);
   expect_dense(op, name, t, at::kByte, {want[0], want[1], want[2], want[3], want[4]}, kInt4Symbols);
   return true;
-}
-
-// Where the number of rows in use lies, i32 [1], or null where all are.
-inline const int32_t* rows_in_use(const char* op, const std::optional<at::Tensor>& num_rows) {
-  if (!num_rows) return nullptr;
-  expect_array(op, "num_rows", *num_rows, at::kInt, {1}, "[1]");
-  return num_rows->const_data_ptr<int32_t>();
 }
 
 inline void expect_range(const char* op, const char* name, int64_t value, int64_t low, int64_t high) {
@@ -165,15 +149,14 @@ inline void expect_at_least(const char* op, const char* name, int64_t value, int
   KDTREE_CHECK(value >= low, op, ": ", name, ": expected at least ", low, ", got ", value);
 }
 
-inline void expect_ok(const char* op, int status) {
-  KDTREE_CHECK(status == kOk, op, ": ", status_text(status), " (status ", status, ")");
+// draft_topk and draft_topk_merge: the first row, of max_depth for each stream, whose logits the kernel refused.
+[[noreturn]] inline void fail_non_finite(int64_t row, int64_t max_depth) {
+  TORCH_CHECK_VALUE(false, message("draft_topk: logits of stream ", row / max_depth, ", depth ", row % max_depth + 1,
+                                   ": ", status_text(kNonFinite)));
 }
 
-// A new dense CPU tensor; cheaper than at::empty, which passes the dispatcher again. A capture in progress keeps it.
-inline at::Tensor new_cpu(at::IntArrayRef sizes, at::ScalarType type) {
-  at::Tensor tensor(at::detail::empty_cpu(sizes, type, /*pin_memory=*/false, /*memory_format=*/std::nullopt));
-  if (recording) recording->tensors.push_back(tensor);
-  return tensor;
+inline void expect_ok(const char* op, int status) {
+  KDTREE_CHECK(status == kOk, op, ": ", status_text(status), " (status ", status, ")");
 }
 
 }  // namespace kdtree::bind

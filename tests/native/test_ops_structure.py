@@ -57,8 +57,8 @@ def test_has_a_cuda_kernel(name):
     kernel = KERNEL_OF.get(name, name)
     assert f"int {kernel}_cuda(const {camel(kernel)}Args&, void* stream);" in OP_ARGS
     sources = [path for path in (ROOT / "kernels").glob("*.cu") if f"int {kernel}_cuda(" in path.read_text()]
-    bindings = [path for path in (ROOT / "kernels" / "bind").glob("cuda_*.cpp") if f'"{name}", &' in path.read_text()]
-    assert len(sources) == 1 and len(bindings) == 1
+    bindings = (ROOT / "kernels" / "bind" / "ops.h").read_text()
+    assert len(sources) == 1 and f'm.impl("{name}", &{name}<Device>);' in bindings
     if not build.load().no_cuda:
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"{native.load()}::{name}", "CUDA")
 

@@ -1,96 +1,65 @@
-// CUDA bindings of the model's operations: check, allocate, launch. Values are not checked on the host, which would have to
-// wait for them: a token, position, expert or row outside its array gives a row of NaN, and nothing is written or moved
-// outside the cache.
-#include <torch/library.h>
-
-#include <algorithm>
-#include <optional>
-#include <tuple>
-
+// Bindings of the model's operations: check, allocate, call the kernel, turn its status into a ValueError. On a GPU
+// values are not checked, see cuda_call.h: a token, position, expert or row outside its array gives a row of NaN there,
+// and nothing is written or moved outside the cache.
+#pragma once
 #include "../partials.h"
-#include "cuda_call.h"
-
-#define KDTREE_LIBRARY_IMPL_(ns, key, m) TORCH_LIBRARY_IMPL(ns, key, m)
-#define KDTREE_LIBRARY_IMPL(ns, key, m) KDTREE_LIBRARY_IMPL_(ns, key, m)
+#include "call.h"
 
 namespace kdtree::bind {
-namespace {
 
-using at::Tensor;
-using OptionalTensor = std::optional<Tensor>;
-
-// A packed weight is made of blocks of 16 outputs by 32 inputs, see PackLinearArgs.
-constexpr int64_t kBlockOutputs = 16, kBlockInputs = 32, kBlockValues = kBlockOutputs * kBlockInputs;
-constexpr const char* kPackedSymbols = "[G, ceil(N/16), ceil(K/32), 512]";
-constexpr int64_t kMaxAttnWorkspaceBytes = int64_t{1} << 28;  // more rows than fit are done in several launches
-
-int64_t num_blocks(int64_t count, int64_t size) { return (count + size - 1) / size; }
-
-const void* data_or_null(const OptionalTensor& t) { return t ? t->const_data_ptr() : nullptr; }
-
-// Whether the weight is INT4, as pack_int4 leaves it.
-bool expect_packed(const CudaCall& call, const char* op, const char* name, const Tensor& packed, at::ScalarType type,
-                   int64_t num_groups, int64_t num_out, int64_t num_in) {
-  call.on_device(name, packed);
-  if (is_int4(op, name, packed, type, num_groups, num_out, num_in)) return true;
-  call.expect(name, packed, type,
-              {num_groups, num_blocks(num_out, kBlockOutputs), num_blocks(num_in, kBlockInputs), kBlockValues},
-              kPackedSymbols);
-  return false;
-}
-
+template <class Device>
 Tensor embed(const Tensor& weight, const Tensor& token, const OptionalTensor& rows_used) {
-  const char* op = "embed";
-  const CudaCall call(op, "weight", weight);
-  const Dtype dtype = float_type(op, "weight", weight);
+  const Device call("embed", "weight", weight);
+  const Dtype dtype = float_type(call.op(), "weight", weight);
   call.expect("weight", weight, weight.scalar_type(), {-1, -1}, "[V, D]");
   call.expect("token", token, at::kLong, {-1}, "[T]");
   const int64_t num_rows = token.size(0), vocab_size = weight.size(0), dim = weight.size(1);
   Tensor out = call.empty({num_rows, dim}, weight.scalar_type());
-  call.check(embed_cuda({weight.const_data_ptr(), token.const_data_ptr<int64_t>(), out.mutable_data_ptr(), num_rows,
-                         vocab_size, dim, dtype, 0, call.rows_in_use(rows_used)},
-                        call.stream()));
+  const int status = call.run(EmbedArgs{weight.const_data_ptr(), token.const_data_ptr<int64_t>(), out.mutable_data_ptr(),
+                                        num_rows, vocab_size, dim, dtype, call.num_threads(),
+                                        call.rows_in_use(rows_used)});
+  if (call.refused(status, kOutOfRange)) expect_values<int64_t>(call.op(), "token", token, 0, vocab_size - 1);
+  call.check(status);
   return out;
 }
 
+template <class Device>
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, const OptionalTensor& rows_used) {
-  const char* op = "rms_norm";
-  const CudaCall call(op, "x", x);
-  const Dtype dtype = float_type(op, "x", x);
+  const Device call("rms_norm", "x", x);
+  const Dtype dtype = float_type(call.op(), "x", x);
   call.expect_rows("x", x, 2, "[T, D]");
   const int64_t num_rows = x.size(0), dim = x.size(1);
   call.expect("weight", weight, x.scalar_type(), {dim}, "[D]");
   Tensor out = call.empty({num_rows, dim}, x.scalar_type());
-  call.check(rms_norm_cuda({x.const_data_ptr(), weight.const_data_ptr(), out.mutable_data_ptr(), num_rows, dim,
-                            x.stride(0), float(eps), dtype, 0, call.rows_in_use(rows_used)},
-                           call.stream()));
+  call.check(call.run(RmsNormArgs{x.const_data_ptr(), weight.const_data_ptr(), out.mutable_data_ptr(), num_rows, dim,
+                                  x.stride(0), float(eps), dtype, call.num_threads(), call.rows_in_use(rows_used)}));
   return out;
 }
 
+template <class Device>
 Tensor pack_linear(const Tensor& weight) {
-  const char* op = "pack_linear";
-  const CudaCall call(op, "weight", weight);
-  const Dtype dtype = float_type(op, "weight", weight);
+  const Device call("pack_linear", "weight", weight);
+  const Dtype dtype = float_type(call.op(), "weight", weight);
   call.expect("weight", weight, weight.scalar_type(), {-1, -1, -1}, "[G, N, K]");
   const int64_t num_groups = weight.size(0), num_out = weight.size(1), num_in = weight.size(2);
-  Tensor packed = call.empty(
-      {num_groups, num_blocks(num_out, kBlockOutputs), num_blocks(num_in, kBlockInputs), kBlockValues},
-      weight.scalar_type());
-  call.check(pack_linear_cuda({weight.const_data_ptr(), packed.mutable_data_ptr(), num_groups, num_out, num_in, dtype},
-                              call.stream()));
+  Tensor packed = call.empty(Device::packed_sizes(num_groups, num_out, num_in), weight.scalar_type());
+  call.check(call.run(PackLinearArgs{weight.const_data_ptr(), packed.mutable_data_ptr(), num_groups, num_out, num_in,
+                                     dtype, call.num_threads()}));
   return packed;
 }
 
+template <class Device>
 Tensor linear(const Tensor& x, const Tensor& packed, int64_t num_out, const OptionalTensor& residual, bool out_f32,
               const OptionalTensor& rows_used, bool settled, int64_t whole_in, int64_t first_segment,
               int64_t num_segments) {
   const char* op = "linear";
-  const CudaCall call(op, "x", x);
+  const Device call(op, "x", x);
   const Dtype dtype = float_type(op, "x", x);
   call.expect_rows("x", x, 2, "[T, K]");
-  expect_range(op, "num_out", num_out, 0, kMaxSize);
   const int64_t num_rows = x.size(0), num_in = x.size(1);
-  const bool int4 = expect_packed(call, op, "packed", packed, x.scalar_type(), 1, num_out, num_in);
+  expect_range(op, "num_out", num_out, 0, kMaxSize);
+  const bool int4 =
+      call.expect_weight("packed", packed, x.scalar_type(), 1, num_out, num_in, "[1, ceil(N/16), K, 16]");
   const Dtype out_dtype = out_f32 ? kF32 : dtype;
   if (residual) {
     call.expect("residual", *residual, x.scalar_type(), {num_rows, num_out}, "[T, N]");
@@ -100,33 +69,34 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t num_out, const Opti
   KDTREE_CHECK(share.count == 0 || (out_dtype == kF32 && !residual), op,
                ": num_segments: expected out_f32 and no residual with a share of the segments, got others");
   Tensor out = call.empty({num_rows, num_out}, scalar_type(out_dtype));
-  call.check(linear_cuda({x.const_data_ptr(), packed.const_data_ptr(), data_or_null(residual), out.mutable_data_ptr(),
-                          num_rows, 1, num_out, num_in, x.stride(0), 0, dtype, out_dtype, 0,
-                          call.rows_in_use(rows_used), settled, int4, share.whole, share.first, share.count},
-                         call.stream()));
+  call.check(call.run(LinearArgs{x.const_data_ptr(), packed.const_data_ptr(), data_or_null(residual),
+                                 out.mutable_data_ptr(), num_rows, 1, num_out, num_in, x.stride(0), 0, dtype, out_dtype,
+                                 call.num_threads(), call.rows_in_use(rows_used), settled, int4, share.whole,
+                                 share.first, share.count}));
   return out;
 }
 
+template <class Device>
 Tensor linear_heads(const Tensor& x, const Tensor& packed, int64_t num_out, const OptionalTensor& rows_used,
                     bool settled) {
-  const char* op = "linear_heads";
-  const CudaCall call(op, "x", x);
-  const Dtype dtype = float_type(op, "x", x);
+  const Device call("linear_heads", "x", x);
+  const Dtype dtype = float_type(call.op(), "x", x);
   call.expect_rows("x", x, 3, "[T, G, K]");
-  expect_range(op, "num_out", num_out, 0, kMaxSize);
   const int64_t num_rows = x.size(0), num_groups = x.size(1), num_in = x.size(2);
-  const bool int4 = expect_packed(call, op, "packed", packed, x.scalar_type(), num_groups, num_out, num_in);
+  expect_range(call.op(), "num_out", num_out, 0, kMaxSize);
+  const bool int4 =
+      call.expect_weight("packed", packed, x.scalar_type(), num_groups, num_out, num_in, "[G, ceil(N/16), K, 16]");
   Tensor out = call.empty({num_rows, num_groups, num_out}, x.scalar_type());
-  call.check(linear_cuda({x.const_data_ptr(), packed.const_data_ptr(), nullptr, out.mutable_data_ptr(), num_rows,
-                          num_groups, num_out, num_in, x.stride(0), x.stride(1), dtype, dtype, 0,
-                          call.rows_in_use(rows_used), settled, int4},
-                         call.stream()));
+  call.check(call.run(LinearArgs{x.const_data_ptr(), packed.const_data_ptr(), nullptr, out.mutable_data_ptr(), num_rows,
+                                 num_groups, num_out, num_in, x.stride(0), x.stride(1), dtype, dtype,
+                                 call.num_threads(), call.rows_in_use(rows_used), settled, int4}));
   return out;
 }
 
+template <class Device>
 Tensor rope(const Tensor& x, const Tensor& cos_sin, const Tensor& position, const OptionalTensor& rows_used) {
   const char* op = "rope";
-  const CudaCall call(op, "x", x);
+  const Device call(op, "x", x);
   const Dtype dtype = float_type(op, "x", x);
   call.expect_rows("x", x, 3, "[T, H, R]");
   const int64_t num_rows = x.size(0), num_heads = x.size(1), dim = x.size(2);
@@ -134,74 +104,76 @@ Tensor rope(const Tensor& x, const Tensor& cos_sin, const Tensor& position, cons
   call.expect("cos_sin", cos_sin, at::kFloat, {-1, dim}, "[P, R]");
   call.expect("position", position, at::kInt, {num_rows}, "[T]");
   Tensor out = call.empty({num_rows, num_heads, dim}, x.scalar_type());
-  call.check(rope_cuda({x.const_data_ptr(), cos_sin.const_data_ptr<float>(), position.const_data_ptr<int32_t>(),
-                        out.mutable_data_ptr(), num_rows, num_heads, dim, cos_sin.size(0), x.stride(0), x.stride(1),
-                        dtype, 0, call.rows_in_use(rows_used)},
-                       call.stream()));
+  const int status = call.run(RopeArgs{x.const_data_ptr(), cos_sin.const_data_ptr<float>(),
+                                       position.const_data_ptr<int32_t>(), out.mutable_data_ptr(), num_rows, num_heads,
+                                       dim, cos_sin.size(0), x.stride(0), x.stride(1), dtype, call.num_threads(),
+                                       call.rows_in_use(rows_used)});
+  if (call.refused(status, kOutOfRange)) expect_values<int32_t>(op, "position", position, 0, cos_sin.size(0) - 1);
+  call.check(status);
   return out;
 }
 
+template <class Device>
 Tensor swiglu(const Tensor& gate_up, const OptionalTensor& rows_used) {
   const char* op = "swiglu";
-  const CudaCall call(op, "gate_up", gate_up);
+  const Device call(op, "gate_up", gate_up);
   const Dtype dtype = float_type(op, "gate_up", gate_up);
   call.expect("gate_up", gate_up, gate_up.scalar_type(), {-1, -1}, "[T, 2I]");
-  KDTREE_CHECK(gate_up.size(1) % 2 == 0, op, ": gate_up: expected an even last dimension 2I, got ",
-               gate_up.size(1));
+  KDTREE_CHECK(gate_up.size(1) % 2 == 0, op, ": gate_up: expected an even last dimension 2I, got ", gate_up.size(1));
   const int64_t num_rows = gate_up.size(0), dim = gate_up.size(1) / 2;
   Tensor out = call.empty({num_rows, dim}, gate_up.scalar_type());
-  call.check(swiglu_cuda({gate_up.const_data_ptr(), out.mutable_data_ptr(), num_rows, dim, dtype, 0,
-                          call.rows_in_use(rows_used)}, call.stream()));
+  call.check(call.run(SwigluArgs{gate_up.const_data_ptr(), out.mutable_data_ptr(), num_rows, dim, dtype,
+                                 call.num_threads(), call.rows_in_use(rows_used)}));
   return out;
 }
 
+template <class Device>
 Tensor residual_add(const Tensor& x, const Tensor& y, const OptionalTensor& rows_used) {
-  const char* op = "residual_add";
-  const CudaCall call(op, "x", x);
-  const Dtype dtype = float_type(op, "x", x);
+  const Device call("residual_add", "x", x);
+  const Dtype dtype = float_type(call.op(), "x", x);
   call.expect("x", x, x.scalar_type(), {-1, -1}, "[T, D]");
   const int64_t num_rows = x.size(0), dim = x.size(1);
   call.expect("y", y, x.scalar_type(), {num_rows, dim}, "[T, D]");
   Tensor out = call.empty({num_rows, dim}, x.scalar_type());
-  call.check(residual_add_cuda({x.const_data_ptr(), y.const_data_ptr(), out.mutable_data_ptr(), num_rows, dim, dtype,
-                                0, call.rows_in_use(rows_used)},
-                               call.stream()));
+  call.check(call.run(ResidualAddArgs{x.const_data_ptr(), y.const_data_ptr(), out.mutable_data_ptr(), num_rows, dim,
+                                      dtype, call.num_threads(), call.rows_in_use(rows_used)}));
   return out;
 }
 
+template <class Device>
 Tensor add_partials(const Tensor& partials, const OptionalTensor& residual, bool bf16, const OptionalTensor& rows_used) {
   const char* op = "add_partials";
-  const CudaCall call(op, "partials", partials);
+  const Device call(op, "partials", partials);
   call.expect("partials", partials, at::kFloat, {-1, -1, -1}, "[P, T, N]");
   const int64_t num_partials = partials.size(0), num_rows = partials.size(1), dim = partials.size(2);
   KDTREE_CHECK(is_num_partials(num_partials), op, ": partials: expected those of 1, 2, 4 or 8 ranks, got ", num_partials);
   const Dtype dtype = bf16 ? kBF16 : kF32;
   if (residual) call.expect("residual", *residual, scalar_type(dtype), {num_rows, dim}, "[T, N]");
   Tensor out = call.empty({num_rows, dim}, scalar_type(dtype));
-  call.check(add_partials_cuda({partials.const_data_ptr<float>(), data_or_null(residual), out.mutable_data_ptr(),
-                                num_partials, num_rows, dim, dtype, 0, call.rows_in_use(rows_used)},
-                               call.stream()));
+  call.check(call.run(AddPartialsArgs{partials.const_data_ptr<float>(), data_or_null(residual), out.mutable_data_ptr(),
+                                      num_partials, num_rows, dim, dtype, call.num_threads(),
+                                      call.rows_in_use(rows_used)}));
   return out;
 }
 
+template <class Device>
 Tensor argmax(const Tensor& logits, const OptionalTensor& rows_used) {
-  const char* op = "argmax";
-  const CudaCall call(op, "logits", logits);
+  const Device call("argmax", "logits", logits);
   call.expect("logits", logits, at::kFloat, {-1, -1}, "[T, V]");
   const int64_t num_rows = logits.size(0), vocab_size = logits.size(1);
-  expect_at_least(op, "vocabulary size V", vocab_size, 1);
+  expect_at_least(call.op(), "vocabulary size V", vocab_size, 1);
   Tensor token = call.empty({num_rows}, at::kLong);
-  call.check(argmax_cuda({logits.const_data_ptr<float>(), token.mutable_data_ptr<int64_t>(), num_rows, vocab_size, 0,
-                          call.rows_in_use(rows_used)},
-                         call.stream()));
+  call.check(call.run(ArgmaxArgs{logits.const_data_ptr<float>(), token.mutable_data_ptr<int64_t>(), num_rows,
+                                 vocab_size, call.num_threads(), call.rows_in_use(rows_used)}));
   return token;
 }
 
+template <class Device>
 std::tuple<Tensor, Tensor> moe_route(const Tensor& logits, const OptionalTensor& bias, int64_t top_k, int64_t scoring,
                                      bool renormalize, double scaling_factor, const OptionalTensor& rows_used,
                                      int64_t num_groups, int64_t topk_groups) {
   const char* op = "moe_route";
-  const CudaCall call(op, "logits", logits);
+  const Device call(op, "logits", logits);
   call.expect("logits", logits, at::kFloat, {-1, -1}, "[T, E]");
   const int64_t num_rows = logits.size(0), num_experts = logits.size(1);
   if (bias) call.expect("bias", *bias, at::kFloat, {num_experts}, "[E]");
@@ -209,20 +181,20 @@ std::tuple<Tensor, Tensor> moe_route(const Tensor& logits, const OptionalTensor&
   expect_range(op, "scoring", scoring, kSoftmax, kSigmoid);
   expect_groups(op, num_experts, top_k, num_groups, topk_groups);
   Tensor expert_id = call.empty({num_rows, top_k}, at::kInt), weight = call.empty({num_rows, top_k}, at::kFloat);
-  call.check(moe_route_cuda({logits.const_data_ptr<float>(), bias ? bias->const_data_ptr<float>() : nullptr,
-                             expert_id.mutable_data_ptr<int32_t>(), weight.mutable_data_ptr<float>(), num_rows,
-                             num_experts, top_k, Scoring(scoring), renormalize, float(scaling_factor), num_groups,
-                             topk_groups, call.rows_in_use(rows_used)},
-                            call.stream()));
+  call.check(call.run(MoeRouteArgs{logits.const_data_ptr<float>(), bias ? bias->const_data_ptr<float>() : nullptr,
+                                   expert_id.mutable_data_ptr<int32_t>(), weight.mutable_data_ptr<float>(), num_rows,
+                                   num_experts, top_k, Scoring(scoring), renormalize, float(scaling_factor), num_groups,
+                                   topk_groups, call.rows_in_use(rows_used)}));
   return {expert_id, weight};
 }
 
+template <class Device>
 Tensor moe_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down, const OptionalTensor& shared_gate_up,
                    const OptionalTensor& shared_down, const Tensor& expert_id, const Tensor& weight, int64_t width,
                    int64_t shared_width, const OptionalTensor& residual, const OptionalTensor& rows_used,
                    int64_t whole_width, int64_t whole_shared_width, int64_t first_segment, int64_t num_segments) {
   const char* op = "moe_experts";
-  const CudaCall call(op, "x", x);
+  const Device call(op, "x", x);
   const Dtype dtype = float_type(op, "x", x);
   const auto type = x.scalar_type();
   call.expect("x", x, type, {-1, -1}, "[T, D]");
@@ -233,17 +205,16 @@ Tensor moe_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down, c
   KDTREE_CHECK(!is_share || !residual, op, ": residual: expected none with a share of the segments, got one");
   KDTREE_CHECK(gate_up.dim() > 0, op, ": gate_up: expected the experts' weights, got a scalar");
   const int64_t num_rows = x.size(0), dim = x.size(1), num_experts = gate_up.size(0);
-  const bool int4 = expect_packed(call, op, "gate_up", gate_up, type, num_experts, 2 * width, dim);
-  KDTREE_CHECK(expect_packed(call, op, "down", down, type, num_experts, dim, width) == int4, op,
+  const bool int4 =
+      call.expect_weight("gate_up", gate_up, type, num_experts, 2 * width, dim, "[E, ceil(2I/16), D, 16]");
+  KDTREE_CHECK(call.expect_weight("down", down, type, num_experts, dim, width, "[E, ceil(D/16), I, 16]") == int4, op,
                ": down: expected weights of the type of gate_up, got ", down.scalar_type());
   KDTREE_CHECK(shared_gate_up.has_value() == shared_down.has_value(), op,
                ": expected shared_gate_up and shared_down together or neither, got one");
   if (shared_gate_up) {
     expect_range(op, "shared_width", shared_width, is_share ? 0 : 1, kMaxSize);
-    KDTREE_CHECK(shared_gate_up->scalar_type() == type && shared_down->scalar_type() == type, op,
-                 ": shared expert: expected weights of dtype ", type, ", got ", shared_gate_up->scalar_type());
-    expect_packed(call, op, "shared_gate_up", *shared_gate_up, type, 1, 2 * shared_width, dim);
-    expect_packed(call, op, "shared_down", *shared_down, type, 1, dim, shared_width);
+    call.expect_packed("shared_gate_up", *shared_gate_up, type, 1, 2 * shared_width, dim, "[1, ceil(2S/16), D, 16]");
+    call.expect_packed("shared_down", *shared_down, type, 1, dim, shared_width, "[1, ceil(D/16), S, 16]");
   }
   call.expect("expert_id", expert_id, at::kInt, {num_rows, -1}, "[T, top_k]");
   const int64_t top_k = expert_id.size(1);
@@ -253,19 +224,20 @@ Tensor moe_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down, c
   MoeExpertsArgs args{x.const_data_ptr(), gate_up.const_data_ptr(), down.const_data_ptr(), data_or_null(shared_gate_up),
                       data_or_null(shared_down), expert_id.const_data_ptr<int32_t>(), weight.const_data_ptr<float>(),
                       data_or_null(residual), out.mutable_data_ptr(), num_rows, dim, num_experts, top_k, width,
-                      shared_width, dtype, 0, call.rows_in_use(rows_used), nullptr, int4};
-  args.whole_width = whole_width, args.whole_shared_width = whole_shared_width;
-  args.first_segment = int32_t(first_segment), args.num_segments = int32_t(num_segments);
-  const Tensor workspace = call.workspace(moe_experts_cuda_workspace_bytes(args));
-  args.workspace = workspace.mutable_data_ptr();
-  call.check(moe_experts_cuda(args, call.stream()));
+                      shared_width, dtype, call.num_threads(), call.rows_in_use(rows_used), nullptr, int4, whole_width,
+                      whole_shared_width, int32_t(first_segment), int32_t(num_segments)};
+  const Tensor workspace = call.workspace_of(args);
+  const int status = call.run(args);
+  if (call.refused(status, kOutOfRange)) expect_values<int32_t>(op, "expert_id", expert_id, 0, num_experts - 1);
+  call.check(status);
   return out;
 }
 
+template <class Device>
 void cache_append(const Tensor& cache, const Tensor& latent, const Tensor& k_rope, const Tensor& stream,
                   const Tensor& slot, const OptionalTensor& rows_used) {
   const char* op = "cache_append";
-  const CudaCall call(op, "cache", cache);
+  const Device call(op, "cache", cache);
   const Dtype dtype = float_type(op, "cache", cache);
   const auto type = cache.scalar_type();
   call.expect("cache", cache, type, {-1, -1, -1}, "[S, P, C+R]");
@@ -276,33 +248,50 @@ void cache_append(const Tensor& cache, const Tensor& latent, const Tensor& k_rop
   call.expect("k_rope", k_rope, type, {num_rows, rope_dim}, "[T, R] with C+R of the cache");
   call.expect("stream", stream, at::kInt, {num_rows}, "[T]");
   call.expect("slot", slot, at::kInt, {num_rows}, "[T]");
-  call.check(cache_append_cuda({cache.mutable_data_ptr(), latent.const_data_ptr(), k_rope.const_data_ptr(),
-                                stream.const_data_ptr<int32_t>(), slot.const_data_ptr<int32_t>(), num_rows,
-                                cache.size(0), cache.size(1), latent_dim, rope_dim, dtype, call.rows_in_use(rows_used)},
-                               call.stream()));
+  const int status = call.run(CacheAppendArgs{cache.mutable_data_ptr(), latent.const_data_ptr(), k_rope.const_data_ptr(),
+                                              stream.const_data_ptr<int32_t>(), slot.const_data_ptr<int32_t>(),
+                                              num_rows, cache.size(0), cache.size(1), latent_dim, rope_dim, dtype,
+                                              call.rows_in_use(rows_used)});
+  if (call.refused(status, kOutOfRange)) {
+    expect_values<int32_t>(op, "stream", stream, 0, cache.size(0) - 1);
+    expect_values<int32_t>(op, "slot", slot, 0, cache.size(1) - 1);
+  }
+  call.check(status);
 }
 
+template <class Device>
 void cache_compact(const Tensor& cache, const Tensor& prefix_len, const Tensor& accepted_path,
                    const Tensor& num_accepted) {
   const char* op = "cache_compact";
-  const CudaCall call(op, "cache", cache);
+  const Device call(op, "cache", cache);
   const Dtype dtype = float_type(op, "cache", cache);
   call.expect("cache", cache, cache.scalar_type(), {-1, -1, -1, -1}, "[layers, S, P, C+R]");
   const int64_t num_streams = cache.size(1), num_slots = cache.size(2);
   call.expect("prefix_len", prefix_len, at::kInt, {num_streams}, "[S]");
   call.expect("accepted_path", accepted_path, at::kInt, {num_streams, -1}, "[S, L]");
   call.expect("num_accepted", num_accepted, at::kInt, {num_streams}, "[S]");
-  call.check(cache_compact_cuda({cache.mutable_data_ptr(), prefix_len.const_data_ptr<int32_t>(),
-                                 accepted_path.const_data_ptr<int32_t>(), num_accepted.const_data_ptr<int32_t>(),
-                                 cache.size(0), num_streams, num_slots, cache.size(3), accepted_path.size(1), dtype},
-                                call.stream()));
+  const int64_t max_depth = accepted_path.size(1);
+  const int status = call.run(CacheCompactArgs{cache.mutable_data_ptr(), prefix_len.const_data_ptr<int32_t>(),
+                                               accepted_path.const_data_ptr<int32_t>(),
+                                               num_accepted.const_data_ptr<int32_t>(), cache.size(0), num_streams,
+                                               num_slots, cache.size(3), max_depth, dtype});
+  if (call.refused(status, kOutOfRange)) {
+    expect_values<int32_t>(op, "num_accepted", num_accepted, 0, max_depth);
+    expect_values<int32_t>(op, "prefix_len", prefix_len, 0, num_slots);
+    KDTREE_CHECK(false, op, ": expected accepted nodes at slots below ", num_slots,
+                 ", got a prefix_len + node past the cache");
+  }
+  KDTREE_CHECK(!call.refused(status, kInvalidTree), op,
+               ": accepted_path: expected node indices of at least 1 that ascend along the path, got others");
+  call.check(status);
 }
 
+template <class Device>
 Tensor verify_attn(const Tensor& q_latent, const Tensor& q_rope, const Tensor& cache, const Tensor& stream,
                    const Tensor& node, const Tensor& parent, const Tensor& depth, const Tensor& prefix_len,
                    double scale, const OptionalTensor& rows_used) {
   const char* op = "verify_attn";
-  const CudaCall call(op, "q_latent", q_latent);
+  const Device call(op, "q_latent", q_latent);
   const Dtype dtype = float_type(op, "q_latent", q_latent);
   const auto type = q_latent.scalar_type();
   call.expect("q_latent", q_latent, type, {-1, -1, -1}, "[T, H, C]");
@@ -322,36 +311,19 @@ Tensor verify_attn(const Tensor& q_latent, const Tensor& q_rope, const Tensor& c
                       stream.const_data_ptr<int32_t>(), node.const_data_ptr<int32_t>(),
                       parent.const_data_ptr<int32_t>(), depth.const_data_ptr<int32_t>(),
                       prefix_len.const_data_ptr<int32_t>(), out.mutable_data_ptr(), num_rows, num_heads, latent_dim,
-                      rope_dim, num_streams, num_slots, num_tree_slots, float(scale), dtype, 0,
+                      rope_dim, num_streams, num_slots, num_tree_slots, float(scale), dtype, call.num_threads(),
                       call.rows_in_use(rows_used)};
-  VerifyAttnArgs one_row = args;
-  one_row.num_rows = 1;
-  args.workspace_bytes = std::min(verify_attn_cuda_workspace_bytes(args),
-                                  std::max(kMaxAttnWorkspaceBytes, verify_attn_cuda_workspace_bytes(one_row)));
-  const Tensor workspace = call.workspace(args.workspace_bytes);
-  args.workspace = workspace.mutable_data_ptr();
-  call.check(verify_attn_cuda(args, call.stream()));
+  const Tensor workspace = call.workspace_of(args);
+  const int status = call.run(args);
+  if (call.refused(status, kOutOfRange)) {
+    expect_values<int32_t>(op, "stream", stream, 0, num_streams - 1);
+    expect_values<int32_t>(op, "node", node, 0, num_tree_slots - 1);
+    expect_values<int32_t>(op, "prefix_len", prefix_len, 0, num_slots);
+    KDTREE_CHECK(false, op, ": expected tree nodes at slots below ", num_slots,
+                 ", got a prefix_len + node past the cache");
+  }
+  call.check(status);
   return out;
-}
-
-}  // namespace
-
-KDTREE_LIBRARY_IMPL(KDTREE_NS, CUDA, m) {
-  m.impl("embed", &embed);
-  m.impl("rms_norm", &rms_norm);
-  m.impl("pack_linear", &pack_linear);
-  m.impl("linear", &linear);
-  m.impl("linear_heads", &linear_heads);
-  m.impl("rope", &rope);
-  m.impl("swiglu", &swiglu);
-  m.impl("residual_add", &residual_add);
-  m.impl("add_partials", &add_partials);
-  m.impl("argmax", &argmax);
-  m.impl("moe_route", &moe_route);
-  m.impl("moe_experts", &moe_experts);
-  m.impl("cache_append", &cache_append);
-  m.impl("cache_compact", &cache_compact);
-  m.impl("verify_attn", &verify_attn);
 }
 
 }  // namespace kdtree::bind
