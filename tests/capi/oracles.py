@@ -153,6 +153,10 @@ def step_commit(a, cases):
     return [*state]
 
 
+OPS = sorted([*ORACLES, "pack_linear"])
+"""All operations of the C ABI."""
+
+
 def expected(cases: Cases, op: str, arguments: dict):
     """What the numpy reference gives: the results in order; of an operation in place the changed arrays."""
     return ORACLES[op](types.SimpleNamespace(**arguments), cases)
