@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from kdtree_nb.bench import lab
+from kdtree_nb.bench.kernel_times import kernel_times
 from kdtree_nb.bench.lab import Lab, dtype_name
 from kdtree_nb.bench.rank import DTYPE, Rank, Step, bushy_tree, chain_of, seconds_of
 from kdtree_nb.bench.runner import Effort, Group, Measurement, Sample, compete, per_call, require
@@ -129,6 +130,8 @@ def k26_groups(where: Lab, plan: Plan) -> dict[str, Group]:
         "k26_layer": bench.layer,
         "k26_step": bench.steps,
     }
+    if where.device.type == "cuda":
+        functions["k26_kernels"] = bench.kernels
     return dict(functions)
 
 
@@ -157,6 +160,20 @@ class _Bench:
         results = self._sweep("k26_step/captured", rank, effort, rows, prefix_lens)
         results += self._projection(results) + self._memory(rank)
         return results + exactness("k26_step_rows", rank, effort)
+
+    def kernels(self, effort: Effort) -> list[Measurement]:
+        """Where a step of one rank goes, behind the first prefix: seconds of each kernel and how often it runs."""
+        free(self.lab.device)
+        rank, found = Rank(self.plan.config, self.plan.num_ranks, self.lab.device, self.plan.num_slots), []
+        rank.prefix_len.fill_(self.plan.prefix_lens[0])
+        pool, config = torch.cuda.graph_pool_handle(), rank.config.model
+        place = {"tp": rank.num_ranks, "layers": config.num_hidden_layers, "prefix_len": self.plan.prefix_lens[0]}
+        for num_rows in (n for n in self.plan.rows if n in LAUNCH_ROWS):
+            step = Step(rank, bushy_tree(num_rows, config.vocab_size, rank.device)).captured(pool)
+            for kernel in kernel_times(step.replay, rank.device):
+                params = place | {"rows": num_rows, "launches": kernel.launches}
+                found.append(Measurement(f"k26_kernels/{kernel.name}", [kernel.seconds], params))
+        return found
 
     def _sweep(
         self, name: str, rank: Rank, effort: Effort, rows: Sequence[int], prefix_lens: Sequence[int]

@@ -24,8 +24,8 @@ Fill = Callable[[torch.Tensor, torch.Generator], object]
 class RandomSource:
     """A `model.source.Source`. Weights keep the size of what they are applied to; norms are 1, biases of routers 0.
 
-    Routed experts that the configuration quantises are INT4: random nibbles, scales of one group in BF16. keeps_words: they
-    stay as a checkpoint stores them, see `Source`.
+    Routed experts that the configuration quantises are INT4: random nibbles, scales of one group in BF16. keeps_words:
+    they stay as a checkpoint stores them, see `Source`.
 
     A tensor of which ranks have parts is made in as many pieces, along the dimension that is split, as a reduction has
     segments, each from a seed of its own, which follows from `seed`, the tensor's name and the piece. So the whole is
