@@ -26,7 +26,8 @@ class KernelTime(NamedTuple):
 
 def short_name(name: str) -> str:
     """`void a::(anonymous namespace)::f<b::C<(b::Kind)1>, 2>(d::E)` -> `f<C<1>, 2>`."""
-    name = re.sub(r"\(anonymous namespace\)::|\b\w+::|\([\w ]+\)(?=\d)|^void ", "", name).replace(" >", ">")
+    name = re.sub(r"\(anonymous namespace\)::|\b\w+::|^void ", "", name).replace(" >", ">")
+    name = re.sub(r"\(\w+\)(?=\d)", "", name)  # enumerators, as casts of numbers
     depth = 0
     for at, char in enumerate(name):
         if char == "(" and depth == 0:
