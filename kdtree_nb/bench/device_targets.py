@@ -64,6 +64,16 @@ def _whole(budget: int, at_least: float, reason: str = "") -> Target:
                   open=reason)  # fmt: skip
 
 
+def _int4(peer: str, claim: str, bound: float, rows: tuple[int, int], large: bool = True) -> Target:
+    """large: of the two products that are large enough to show the kernel."""
+
+    def applies(p: Mapping[str, Any]) -> bool:
+        return rows[0] <= p["M"] <= rows[1] and (not large or max(p["K"], p["N"]) == 18432)
+
+    claim = f"INT4 linear against torch's {claim}, {rows[0]} to {rows[1]} rows"
+    return Target("cuda", "int4_linear", claim, times_faster("native", peer), bound, applies=applies)
+
+
 def _k26_step(prefix_len: int, reason: str = "") -> Target:
     claim = f"an AR step of a rank of eight of Kimi K2.6 behind {prefix_len:,} tokens, over the floor"
     return Target("cuda", "k26_step", claim, times_floor("captured"), 2.0, False, "x",
@@ -136,6 +146,14 @@ _CUDA = (
            times_faster("DDTree", "AR"), 1.0),
     Target("cuda", "ngram_ddtree_bf16", "NGram DDTree is faster than AR on repetitive text, BF16",
            times_faster("DDTree", "AR"), 1.0),
+    _int4("torch BF16", "BF16 product, 7168 by 18432", 2.5, (1, 8)),
+    _int4("torch BF16", "BF16 product, 7168 by 18432", 2.2, (16, 16)),
+    _int4("torch BF16", "BF16 product, 7168 by 18432", 1.3, (32, 64)),
+    _int4("torch INT4", "INT4 product", 1.0, (1, 128), large=False),
+    Target("cuda", "int4_experts", "INT4 experts of Kimi K2.6, whole, 1 to 32 rows, over the floor",
+           times_floor("native"), 1 / 0.6, False, "x", lambda p: p["rows"] <= 32 and p["width"] == 2048),
+    Target("cuda", "int4_checks", "checks of INT4 products that failed", param("native", "failures"), 0, False,
+           "checks"),
     _k26_step(1024),
     _k26_step(32_768),
     *_k26_all_ranks(),

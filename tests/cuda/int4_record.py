@@ -1,0 +1,62 @@
+"""What run_int4.py found, as a record of benchmarks: `int4_linear`, `int4_experts`, `int4_checks`.
+
+python tests/cuda/int4_record.py int4.json OUT.json     on the machine that found it
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from time_int4 import BYTES_PER_WEIGHT, EXPERTS, TOP_K
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from kdtree_nb.bench.record import make_record, write_record
+from kdtree_nb.bench.runner import Measurement
+
+PEERS = {"matmul": "torch BF16", "int4pack_mm": "torch INT4", "ours": "native"}
+
+
+def of_linear(found: dict[str, Any]) -> list[Measurement]:
+    """Products [M, K] x [K, N] by time_int4's names and units, in seconds."""
+    results = []
+    for name, cell in found.get("times", {}).items():
+        k, n, m = map(int, name.split())
+        num_bytes = k * n * BYTES_PER_WEIGHT
+        params = {"K": k, "N": n, "M": m, "dtype": "bfloat16", "bytes": int(num_bytes), "floor_s": cell["floor"] * 1e-6}
+        params["shape"] = cell["chosen"]
+        results += [
+            Measurement(f"int4_linear/{PEERS[peer]}", [cell[peer] * 1e-6], params) for peer in PEERS if peer in cell
+        ]
+    return results
+
+
+def of_experts(found: dict[str, Any]) -> list[Measurement]:
+    """Layers of routed experts, without the shared one."""
+    results = []
+    for name, cell in found.get("experts", {}).items():
+        dim, width, rows = map(int, name.split())
+        params = {"dim": dim, "width": width, "experts": EXPERTS, "top_k": TOP_K, "rows": rows, "dtype": "bfloat16"}
+        params |= {"distinct_experts": cell["active"], "bytes": int(cell["bytes"]), "floor_s": cell["floor"] * 1e-6}
+        results.append(Measurement("int4_experts/native", [cell["ours"] * 1e-6], params))
+    return results
+
+
+def measurements(found: dict[str, Any]) -> list[Measurement]:
+    """Everything in the report of run_int4.py."""
+    failures = len(found.get("failures", []))
+    checks = Measurement("int4_checks/native", [found.get("checks", 0)], {"failures": failures}, "check")
+    return [*of_linear(found), *of_experts(found), checks]
+
+
+def main() -> None:
+    """Read the report, write the record."""
+    report, out = map(Path, sys.argv[1:])
+    found = json.loads(report.read_text())
+    print(write_record(make_record(measurements(found), "python tests/cuda/run_int4.py", "cuda"), out))
+
+
+if __name__ == "__main__":
+    main()
