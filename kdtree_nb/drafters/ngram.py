@@ -12,13 +12,17 @@ from kdtree_nb.drafters.base import DraftCandidates, DraftContext, check_depth
 Level = list[tuple[int, float]]
 """Candidates of one depth, (token, log-prob), best first."""
 
+Voter = tuple[list[int], int, float]
+"""How an earlier occurrence went on, how many tokens before it match, and the weight of each."""
+
 _RECENCY = 0.5
-"""Vote of a match relative to the next more recent one."""
+"""Weight of a match relative to the next more recent one."""
 
-_AGREEMENT = 0.9
-"""Probability given to the candidates of one depth together."""
+_LONGEST = 64
+"""Tokens up to which a match is measured."""
 
-_SURE = math.log(_AGREEMENT)
+_OTHER = 1.0
+"""Votes for whatever no match proposes, against one for each token of the most recent match."""
 
 _MIN_SHARE = 0.4
 """Share of the votes below which a token that is not the favourite is left out: a row of the target costs more."""
@@ -59,6 +63,8 @@ class SuffixIndex:
         """How many tokens before `end` equal the suffix of the list, counted up to `limit`."""
         tokens, last = self.tokens, len(self.tokens)
         limit = min(limit, end)
+        if tokens[end - limit : end] == tokens[last - limit :]:
+            return limit
         n = 0
         while n < limit and tokens[end - 1 - n] == tokens[last - 1 - n]:
             n += 1
@@ -77,8 +83,13 @@ class NGram:
     """Prompt lookup over the committed tokens of each stream.
 
     The longest suffix of max_n … min_n tokens that occurred before is looked up. At every depth the continuations of
-    its `num_matches` most recent occurrences vote, recent ones more; those that lose leave. None reaches deeper than
-    its match is long: a short match predicts little, and a drafted token costs a row of the target. No match: no draft.
+    its `num_matches` most recent occurrences vote, recent and long ones more; those that lose leave. None reaches
+    deeper than its match is long: a short match predicts little, and a drafted token costs a row of the target. No
+    match: no draft.
+
+    The probability of a token is its share of the votes, one for each token of a match so far (an older one's weigh
+    less) and one more for anything else. A match that held for n tokens so goes on with n / (n + 1), Laplace's rule of
+    succession. It depends on nothing but the stream's tokens.
     """
 
     def __init__(self, max_n: int = 6, depth: int = 16, min_n: int = 1, num_matches: int = 4) -> None:
@@ -109,26 +120,27 @@ class NGram:
         if index is None or not index.covers(tokens):
             index = self._indexes[stream] = SuffixIndex(tokens, self.min_n, self.max_n)
         index.update()
-        return _count(
-            [
-                (index.continuation(end, index.match_length(end, self.depth)), _RECENCY**age)
-                for age, end in enumerate(index.lookup(self.num_matches))
-            ]
-        )
+        voters: list[Voter] = []
+        for age, end in enumerate(index.lookup(self.num_matches)):
+            length = index.match_length(end, _LONGEST)
+            voters.append((index.continuation(end, min(length, self.depth)), length, _RECENCY**age))
+        return _count(voters)
 
 
-def _count(voters: list[tuple[list[int], float]]) -> list[Level]:
+def _count(voters: list[Voter]) -> list[Level]:
     """Per depth the favourite and its strong rivals, by the voters that agreed on all favourites so far."""
     levels: list[Level] = []
     while voters:
-        depth, end = len(levels), min(len(text) for text, _ in voters)
+        depth, end = len(levels), min(len(text) for text, _, _ in voters)
         common = voters[0][0][depth:end]
-        if all(text[depth:end] == common for text, _ in voters):
-            levels += [[(token, _SURE)] for token in common]
+        if all(text[depth:end] == common for text, _, _ in voters):
+            for more, token in enumerate(common, start=depth):
+                count = sum([weight * (length + more) for _, length, weight in voters])
+                levels.append([(token, _log_share(count, count))])
         else:
             votes: defaultdict[int, float] = defaultdict(float)
-            for text, weight in voters:
-                votes[text[depth]] += weight
+            for text, length, weight in voters:
+                votes[text[depth]] += weight * (length + depth)
             levels.append(_elect(votes))
             voters = [voter for voter in voters if voter[0][depth] == levels[-1][0][0]]
         voters = [voter for voter in voters if len(voter[0]) > len(levels)]
@@ -138,9 +150,13 @@ def _count(voters: list[tuple[list[int], float]]) -> list[Level]:
 def _elect(votes: dict[int, float]) -> Level:
     """The favourite, and rivals with a share of at least _MIN_SHARE."""
     total = sum(votes.values())
-    (favourite, most), *rivals = sorted(votes.items(), key=lambda item: -item[1])
-    strong = [(token, weight) for token, weight in rivals if weight >= _MIN_SHARE * total]
-    return [(token, math.log(_AGREEMENT * weight / total)) for token, weight in [(favourite, most), *strong]]
+    favourite, *rivals = sorted(votes.items(), key=lambda item: -item[1])
+    strong = [rival for rival in rivals if rival[1] >= _MIN_SHARE * total]
+    return [(token, _log_share(count, total)) for token, count in [favourite, *strong]]
+
+
+def _log_share(votes: float, total: float) -> float:
+    return math.log(votes / (total + _OTHER))
 
 
 def _pad(levels: list[Level], depth: int, width: int) -> Level:

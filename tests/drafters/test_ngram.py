@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kdtree_nb import Engine
+from kdtree_nb.bench.prompt_sets import own_prompts
 from kdtree_nb.drafters import DraftContext, NGram
 from kdtree_nb.drafters.ngram import SuffixIndex
 
@@ -95,6 +98,54 @@ def test_matches_vote_and_the_most_recent_counts_most():
     level = draft(NGram(max_n=2, num_matches=4), text)[0][0]
     assert [t for t, _ in level] == [9, 8]  # weights 1, 1/2 + 1/4; 7 has too few votes
     assert math.exp(level[0][1] - level[1][1]) == pytest.approx(1 / 0.75)
+
+
+def claims(levels):
+    """Per depth, token -> probability."""
+    return [{token: pytest.approx(math.exp(log_prob)) for token, log_prob in level} for level in levels]
+
+
+def test_a_match_goes_on_as_by_the_rule_of_succession():
+    text = [1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3]
+    assert claims(draft(NGram(), text)[0]) == [{4: 3 / 4}, {5: 4 / 5}, {6: 5 / 6}]
+    assert claims(draft(NGram(), [5, 6, 0, 6])[0]) == [{0: 1 / 2}]
+    loop = [1, 2, 3] * 40
+    assert claims(draft(NGram(num_matches=1), loop)[0]) == [{d % 3 + 1: (64 + d) / (65 + d)} for d in range(16)]
+
+
+def test_matches_that_agree_add_up_and_those_that_do_not_share():
+    agree = [1, 2, 8, 5] + [1, 2, 8, 6] + [1, 2]
+    assert claims(draft(NGram(num_matches=2), agree)[0]) == [{8: 3 / 4}, {6: 3 / 5.5}]  # votes 2 + 1, then 3 to 1.5
+    long, short = [3, 4, 5, 1, 2, 9], [1, 2, 8]
+    split = long + short + [3, 4, 5, 1, 2]
+    assert claims(draft(NGram(max_n=2), split)[0])[0] == {9: 2.5 / 5.5, 8: 2 / 5.5}  # the older match is the longer
+
+
+def test_what_is_claimed_comes_true(models):
+    model = models("tiny")
+    prompts = own_prompts(model.tokenizer.encode).prompts
+    texts = Engine(model).generate_ar(prompts, 96, stop_token_ids=())
+    claimed, true = [], []
+    for prompt, generation in zip(prompts, texts, strict=True):
+        drafter, tokens = NGram(), list(prompt)
+        for place in range(len(generation.tokens)):
+            for level, token in zip(draft(drafter, tokens)[0], generation.tokens[place:], strict=False):
+                claimed.append(math.exp(level[0][1]))
+                true.append(level[0][0] == token)
+                if not true[-1]:
+                    break
+            tokens.append(generation.tokens[place])
+    claimed, true = np.array(claimed), np.array(true)
+    assert claimed.sum() == pytest.approx(true.sum(), rel=0.05)
+    sure = claimed >= np.median(claimed)
+    for part in (sure, ~sure):
+        assert claimed[part].mean() == pytest.approx(true[part].mean(), rel=0.1)
+    assert surprise(claimed, true) < surprise(np.full(len(true), true.mean()), true)  # any one number says less
+
+
+def surprise(claimed, true):
+    """Mean nats of what came, by what was claimed."""
+    return -np.log(np.where(true, claimed, 1 - claimed)).mean()
 
 
 def test_matches_that_lose_do_not_vote_on_what_follows():
