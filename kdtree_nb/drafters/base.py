@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from kdtree_nb.model import Model
+from kdtree_nb.model.ranks import Ranks
 from kdtree_nb.native.ops import StreamState
 from kdtree_nb.tree import DraftTree
 
@@ -140,6 +141,24 @@ def stack(drafts: Sequence[StreamDraft], device: torch.device) -> DraftCandidate
 def _with_fillers(ids: np.ndarray, width: int) -> np.ndarray:
     unused = np.setdiff1d(np.arange(width), ids)
     return np.concatenate([ids, unused])[:width]
+
+
+def likeliest(ranks: Ranks, logits: torch.Tensor, vocab_size: int, num_candidates: int) -> DraftCandidates:
+    """`draft_topk` of logits [B, L, V], or of this rank's part.
+
+    A row that holds a NaN or +inf has NaN log-probs, as the operation gives them on a GPU. On a CPU it would refuse the
+    rows of all streams for it, and still does on several ranks, of which none sees the others' logits.
+    """
+    try:
+        return DraftCandidates(*ranks.draft_topk(logits, vocab_size, num_candidates))
+    except ValueError:
+        if logits.is_cuda or ranks.num_ranks > 1:
+            raise
+        is_bad = ~(logits.amax(2, keepdim=True) < torch.inf)
+        if not is_bad.any():
+            raise
+        log_probs, token_ids = ranks.draft_topk(logits.masked_fill(is_bad, 0), vocab_size, num_candidates)
+        return DraftCandidates(log_probs.masked_fill(is_bad, torch.nan), token_ids)
 
 
 def check_depth(name: str, depth: int) -> int:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from kdtree_nb.drafters import AnyDrafter, DeviceDrafter, DraftCandidates
+from kdtree_nb.drafters.base import likeliest
 from kdtree_nb.native import ops
 from kdtree_nb.speculate.batch import Batch
 from kdtree_nb.speculate.device_forward import DeviceForward
@@ -136,7 +137,8 @@ class DeviceBatch(Batch):
     def emit(
         self, runner: StepRunner, record: list[list[int]], streams: list[Stream], tree: DraftTree | None
     ) -> None:  # fmt: skip
-        """Give `streams` the tokens of a step. Raises NonFiniteError where its logits held a NaN."""
+        """Give `streams` the tokens of a step. Raises NonFiniteError where its logits, or those of its
+        drafter, held a NaN; it is the error of the first such stream."""
         bonus = [s.tokens[-1] for s in self.streams]
         emitted = [self._emit(stream, *record[stream.seat]) for stream in streams]
         if self.on_step or any(s.keeps_logits for s in streams):
@@ -151,21 +153,21 @@ class DeviceBatch(Batch):
         self, stream: Stream, num_nodes: int, num_accepted: int, num_emitted: int, status: int, *tokens: int
     ) -> list[int]:
         if status == ops.NO_TREE:
-            raise self._draft_error()
+            raise self._draft_error(stream)
         chosen = [*tokens[:num_emitted], -1] if status == ops.NAN_LOGITS else tokens[:num_emitted]
         emitted = stream.emit(chosen)
         stream.record_step(num_nodes, num_accepted, len(emitted))
         return emitted
 
-    def _draft_error(self) -> Exception:
-        """Why the running streams' trees were refused: what the drafter says again, now looked at."""
-        logits = self.drafter.draft_on_device(self.forward.state)
-        place = [stream.seat for stream in self.running]
-        vocab_size = self.model.config.vocab_size
+    def _draft_error(self, stream: Stream) -> Exception:
+        """Why the stream's tree was refused: what the drafter says again, now looked at. Since then the steps have left
+        the stream as it was. The error is the stream's own: submitted ones beside it go on."""
+        logits, vocab_size = self.drafter.draft_on_device(self.forward.state), self.model.config.vocab_size
         num_candidates = self.mode.num_candidates(self.max_budget, vocab_size)
-        drafts = self.model.ranks.draft_topk(logits, vocab_size, num_candidates)
-        drafts = (values[place] for values in drafts)
-        return candidates_error(self, DraftCandidates(*drafts), ValueError("expected candidates of a tree, got others"))
+        drafts = likeliest(self.model.ranks, logits, vocab_size, num_candidates)
+        of_stream = DraftCandidates(*(values[stream.seat, None] for values in drafts))
+        error = ValueError(f"stream {stream.index}: expected candidates of a tree, got others")
+        return stream.fail(candidates_error(self, [stream], of_stream, error))
 
     def _watch(
         self, runner: StepRunner, record: list[list[int]], streams: list[Stream], emitted: list[list[int]],

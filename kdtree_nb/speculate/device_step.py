@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from kdtree_nb.drafters import AttachedDrafter, DeviceDrafter
+from kdtree_nb.drafters.base import likeliest
 from kdtree_nb.model import LatentCache, Model
 from kdtree_nb.native import ops
 from kdtree_nb.speculate.features import remember_accepted
@@ -66,8 +67,8 @@ def drafted_trees(
 ) -> DraftTree:  # fmt: skip
     """The trees of a drafter on the device: budget i32 [S], depth i32 [1, L, 1] = 1 … L.
 
-    No node lies deeper than its stream may still emit. NaN logits give an active stream a tree of no nodes, which
-    step_commit reports. Raises ValueError for logits of another shape.
+    No node lies deeper than its stream may still emit. NaN logits give their stream a tree of no nodes, which
+    step_commit reports: that stream ends there, the others' steps go on. Raises ValueError for logits of another shape.
     """
     logits, vocab_size = drafter.draft_on_device(state), model.config.vocab_size
     expected = [len(budget), depth.shape[1], vocab_size]
@@ -76,12 +77,26 @@ def drafted_trees(
             f"draft: {type(drafter).__name__}: expected logits [S, L, V] = {expected}, got {list(logits.shape)}"
         )
     num_candidates = mode.num_candidates(max_budget, vocab_size)
-    log_probs, token_ids = model.ranks.draft_topk(logits, vocab_size, num_candidates)
+    log_probs, token_ids = likeliest(model.ranks, logits, vocab_size, num_candidates)
     log_probs.masked_fill_(depth >= state.remaining[:, None, None], -torch.inf)
-    tree = ops.tree_build(log_probs, token_ids, state.bonus, budget, max_budget)
+    tree = _build(log_probs, token_ids, state.bonus, budget, max_budget)
     tree.num_nodes.mul_(state.active)
     if mode.cutter:
         tree.num_nodes.copy_(mode.cutter.on_device(tree, state.active, state.prefix_len))
+    return tree
+
+
+def _build(
+    log_probs: torch.Tensor, token_ids: torch.Tensor, bonus: torch.Tensor, budget: torch.Tensor, max_budget: int
+) -> DraftTree:  # fmt: skip
+    """`tree_build`, by which a stream whose candidates hold a NaN gets a tree of no nodes, as the operation gives it on
+    a GPU; on a CPU it would refuse the trees of all."""
+    if log_probs.is_cuda:
+        return ops.tree_build(log_probs, token_ids, bonus, budget, max_budget)
+    is_bad = log_probs.isnan().flatten(1).any(1)
+    log_probs.masked_fill_(is_bad[:, None, None], -torch.inf)
+    tree = ops.tree_build(log_probs, token_ids, bonus, budget, max_budget)
+    tree.num_nodes.masked_fill_(is_bad, 0)
     return tree
 
 

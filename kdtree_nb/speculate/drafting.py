@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +14,7 @@ from kdtree_nb.tree import DraftTree
 
 if TYPE_CHECKING:
     from kdtree_nb.speculate.batch import Batch
+    from kdtree_nb.speculate.stream import Stream
 
 
 def chain_trees(chains: list[list[int]], device: torch.device) -> DraftTree:
@@ -64,7 +66,7 @@ def tree_from_candidates(batch: Batch, draft: DraftCandidates) -> DraftTree:
     try:
         return _build(log_probs, token_ids, batch.bonus, batch.budget, batch.max_budget)
     except ValueError as error:
-        raise candidates_error(batch, draft, error) from error
+        raise candidates_error(batch, batch.running, draft, error) from error
 
 
 def _build(*inputs: torch.Tensor | int) -> DraftTree:
@@ -116,14 +118,14 @@ def _check_candidates(batch: Batch, log_probs: torch.Tensor, token_ids: torch.Te
         )
 
 
-def candidates_error(batch: Batch, draft: DraftCandidates, error: ValueError) -> Exception:
-    """What to raise where the running streams' candidates were refused: NonFiniteError that names the first NaN, or
-    `error` with the drafter's name."""
+def candidates_error(batch: Batch, streams: Sequence[Stream], draft: DraftCandidates, error: ValueError) -> Exception:
+    """What to raise where the candidates of `streams` were refused: NonFiniteError that names the first NaN and is its
+    stream's own, or `error` with the drafter's name."""
     where = draft.log_probs.isnan().any(dim=2).nonzero().tolist()
     if not where:
         return ValueError(f"draft: {_name(batch)}: {error}")
     row, level = where[0]
-    stream = batch.running[row]
+    stream = streams[row]
     message = (
         f"draft: {_name(batch)}: stream {stream.index}: the log-probs for position {len(stream.tokens) + level} hold a "
         "NaN; check the drafter's weights and inputs"

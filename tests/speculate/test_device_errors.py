@@ -13,20 +13,44 @@ from kdtree_nb.tiny2 import tiny2_config, tiny2_weights
 from tests.speculate.shared import NUM_TOKENS, Broken, device_engine
 
 
-def test_nan_logits_of_a_drafter_on_the_device(tiny2, prompts, ar, skip_gram, device):
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_nan_logits_of_a_drafter_on_the_device(tiny2, prompts, ar, skip_gram, bad):
     """They name the stream and the position, where the stream has come to by then."""
 
     def fill(logits, state):
-        logits[1, 1].masked_fill_(state.remaining[1] == 3, torch.nan)
+        logits[1, 1].masked_fill_(state.remaining[1] == 3, bad)
 
     engine = device_engine(tiny2, Broken(2, (3, 2, 331), fill), budget=4)
     position = len(prompts["tiny2"][1]) + 5 + 1
-    message = f"stream 1: .* position {position} " if device.type == "cuda" else "stream 1, depth 2: expected logits"
-    with pytest.raises((NonFiniteError, ValueError), match=message):
+    with pytest.raises(NonFiniteError, match=f"draft: Broken: stream 1: .* position {position} hold a NaN"):
         engine.generate_ddtree(prompts["tiny2"], 8, stop_token_ids=())
     engine.drafter = skip_gram
     got = engine.generate_ddtree(prompts["tiny2"], NUM_TOKENS, stop_token_ids=())
     assert [g.tokens for g in got] == [w.tokens for w in ar("tiny2")]
+
+
+def test_nan_logits_of_a_drafter_end_their_stream_alone(tiny2, prompts, ar):
+    """Two of three streams, at different places, and what lies in a free seat; each is told of its own."""
+    counts, wanted = (20, 12, 20), prompts["tiny2"]
+    ends = [len(prompt) + count - 1 for prompt, count in zip(wanted, counts, strict=True)]
+    assert len(set(ends)) == 3
+
+    def fill(logits, state):
+        for end, remaining in ((ends[0], 5), (ends[1], 9)):
+            is_bad = (state.prefix_len + state.remaining == end) & (state.remaining <= remaining)
+            logits[:, 1].masked_fill_(is_bad[:, None], torch.nan)
+        logits[3].fill_(torch.nan)
+
+    engine = device_engine(tiny2, Broken(2, (4, 2, 331), fill), budget=4, max_streams=4)
+    handles = [engine.submit(p, n, stop_token_ids=()) for p, n in zip(wanted, counts, strict=True)]
+    engine.run()
+    texts = [want.tokens for want in ar("tiny2")]
+    assert handles[2].result().tokens == texts[2][:20]
+    for index, num_tokens in ((0, 15), (1, 3)):
+        assert handles[index].tokens == texts[index][:num_tokens]
+        position = len(wanted[index]) + num_tokens + 1
+        with pytest.raises(NonFiniteError, match=f"Broken: stream {index}: .* position {position} hold a NaN"):
+            handles[index].result()
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 330), (1, 3, 331), (2, 2, 331)])

@@ -10,7 +10,6 @@ from kdtree_nb.drafters import DeviceDrafter, DFlash, DFlashConfig, DraftContext
 from kdtree_nb.drafters.dflash.weights import random_weights
 from kdtree_nb.errors import NonFiniteError
 from kdtree_nb.native.ops import StreamState
-from kdtree_nb.speculate.engine import HOST
 from tests.speculate.shared import NUM_TOKENS
 
 LAYERS = {"tiny": (0, 2), "tiny2": (4, 1)}
@@ -132,7 +131,6 @@ def test_it_drafts_on_the_device_what_it_drafts_on_the_host(tiny2):
 def test_a_context_that_is_nan_ends_one_stream(tiny2, prompts, ar):
     """What was remembered of one text overflows: that stream's handle says so, and the others go on."""
     engine = Engine(tiny2, drafter_for(tiny2, "tiny2"), budget=6)
-    engine._kind = HOST
     handles = [engine.submit(p, 12, stop_token_ids=()) for p in prompts["tiny2"]]
     while min(handle.num_tokens for handle in handles) < 2:
         engine.step()

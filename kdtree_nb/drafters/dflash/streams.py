@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kdtree_nb.drafters.base import DraftCandidates, DraftContext
+from kdtree_nb.drafters.base import DraftCandidates, DraftContext, likeliest
 from kdtree_nb.drafters.dflash.config import DFlashConfig
 from kdtree_nb.drafters.dflash.layers import Block, PackedDrafter, visible
 from kdtree_nb.model import Model
@@ -57,15 +57,7 @@ class DFlashStreams:
             rows = torch.tensor(context.stream_ids, device=context.device)
         lengths = torch.tensor(prefix_len, dtype=torch.int32, device=context.device)
         logits = self.logits(bonus, lengths, rows, end)
-        ranks, sizes = self._model.ranks, (context.vocab_size, context.num_candidates)
-        try:
-            return DraftCandidates(*ranks.draft_topk(logits, *sizes))
-        except ValueError:
-            is_nan = logits.amax(2).isnan().unsqueeze(2)
-            if ranks.num_ranks > 1 or not is_nan.any():
-                raise
-            log_probs, token_ids = ranks.draft_topk(logits.masked_fill(is_nan, 0), *sizes)
-            return DraftCandidates(log_probs.masked_fill(is_nan, torch.nan), token_ids)  # by which a stream is named
+        return likeliest(self._model.ranks, logits, context.vocab_size, context.num_candidates)
 
     def draft_on_device(self, state: ops.StreamState) -> torch.Tensor:
         """Logits f32 [S, depth, V] behind the bonus tokens of all streams; of several ranks each has its part of V."""
