@@ -74,7 +74,8 @@ class Engine:
     use_graphs:  take each step as one CUDA graph, without waiting for the host; default: on a GPU
     mode:        what the budget is spent on: the heaviest "tree", or depth alone: a "chain"
     cost:        the cost model of "auto"; default: the one that was calibrated
-    max_streams: most submitted streams that are decoded together; the first takes memory for all of max_seq_len
+    max_streams: most submitted streams that are decoded together; the first takes memory for as many of max_seq_len,
+                 and a seat's is its own, taken or free (DeviceMemoryError where it is too little for all seats)
     max_waiting: most submitted streams that wait for a seat among those
     """
 

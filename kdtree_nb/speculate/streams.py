@@ -24,6 +24,10 @@ class Streams:
     After an error or an interrupt the batch is thrown away. What was emitted is kept, and the streams go on from there
     in a new batch: a position's logits are the same bits whether a step or a prefill computed what lies before it.
 
+    A seat has cache rows for the longest text, also while it is free: captured steps read each seat's where they lie.
+    So who waits is let in as soon as any seat is free, however long the texts are, and none is put off for memory; but
+    what free seats and short texts leave unused makes no further seat.
+
     open_batch:  makes an empty batch
     close_batch: takes one back that nobody is in
     """

@@ -114,6 +114,28 @@ def test_max_seq_len_ends_a_stream(tiny2, prompt, want):
     assert got.tokens == want.tokens[:5] and got.finish_reason == "max_seq_len"
 
 
+def test_any_free_seat_has_room_for_the_longest_text(tiny2, prompts, ar):
+    """Whoever waits is let in at once where a seat is free; the cache of the first turn is enough for all that come."""
+    room = max(map(len, prompts["tiny2"])) + NUM_TOKENS
+    engine = Engine(tiny2, drafters.NGram(), max_seq_len=room, max_streams=2)
+    handles = submit_all(engine, prompts["tiny2"], room)
+    engine.step()
+    cache = engine._streams._batch.cache
+    assert cache.num_streams == 2 and cache.num_slots >= room + 1 + 16
+    assert [handle.latency.seat_s is None for handle in handles] == [False, False, True]
+    handles[1].cancel()
+    longest = engine.submit(prompts["tiny2"][0], room, stop_token_ids=())
+    engine.step()
+    assert handles[2].latency.seat_s is not None and longest.latency.seat_s is None
+    handles[2].cancel()
+    engine.step()
+    assert longest.latency.seat_s is not None and engine._streams._batch.cache is cache
+    engine.run()
+    assert handles[0].result().finish_reason == longest.result().finish_reason == "max_seq_len"
+    num_tokens = room - len(prompts["tiny2"][0])
+    assert handles[0].tokens == longest.tokens == ar("tiny2")[0].tokens[:num_tokens]
+
+
 def test_close_ends_all(tiny2, prompts, ar):
     engine = Engine(tiny2, drafters.NGram(), max_streams=2)
     handles = submit_all(engine, prompts["tiny2"])
