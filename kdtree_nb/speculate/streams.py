@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -36,10 +38,10 @@ class Streams:
         self, open_batch: Callable[[], Batch], close_batch: Callable[[Batch], None], max_streams: int, max_waiting: int
     ) -> None:
         self.max_streams, self.max_waiting = max_streams, max_waiting
-        self.is_closed, self.num_submitted = False, 0
+        self.is_closed, self._indices = False, itertools.count()
         self._open_batch, self._close_batch = open_batch, close_batch
         self._batch: Batch | None = None
-        self._unfinished: list[Handle] = []
+        self._unfinished: list[Handle] = []  # changed in place, by one call: a signal handler may change it as well
         self._lock, self._is_turning = threading.RLock(), False
 
     def submit(self, stream: Stream, no_logits: torch.Tensor | None) -> Handle:
@@ -57,10 +59,9 @@ class Streams:
                     f"{self.max_streams}, max_waiting {self.max_waiting}); read a handle or take steps (engine.step()) "
                     "until one has finished, cancel one, or make the engine's max_waiting larger"
                 )
-            stream.index = self.num_submitted
+            stream.index = next(self._indices)
             handle = Handle(self, stream, no_logits)
-            self.num_submitted += 1
-            self._unfinished = [*self._unfinished, handle]
+            self._unfinished.append(handle)
             return handle
 
     @torch.inference_mode()
@@ -146,10 +147,10 @@ class Streams:
         """Forget the streams that have finished; without any other the batch is given back. A turn does without."""
         if self._is_turning:
             return
-        for handle in self._unfinished:
-            if handle.is_finished:
-                handle.stream.cut()
-        self._unfinished = [handle for handle in self._unfinished if not handle.is_finished]
+        for handle in [handle for handle in self._unfinished if handle.is_finished]:
+            handle.stream.cut()
+            with contextlib.suppress(ValueError):  # a signal handler that ended another has swept, too
+                self._unfinished.remove(handle)
         if not self._unfinished and self._batch is not None:
             batch, self._batch = self._batch, None
             batch.close()
@@ -176,5 +177,5 @@ class Streams:
         """End all streams and take no more."""
         with self._lock:
             self.is_closed = True
-            for handle in self._unfinished:
+            for handle in list(self._unfinished):
                 self.end(handle, CLOSED)

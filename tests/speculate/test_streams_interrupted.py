@@ -111,6 +111,42 @@ def test_a_signal_handler_ends_streams_at_any_line(tiny2, prompts, ar, skip_gram
     assert inside > 3
 
 
+class InterruptIn(Interrupt):
+    """The same at the `count`-th line of one function and what is defined in it."""
+
+    def __init__(self, count: int, action, function) -> None:
+        super().__init__(count, action)
+        self.name = function.__qualname__
+
+    def _call(self, frame, event, argument):
+        is_in = frame.f_code.co_qualname.split(".<locals>")[0] == self.name
+        return super()._call(frame, event, argument) if is_in else None
+
+
+@pytest.mark.parametrize("function", [Streams._sweep, Streams.submit, Streams.close, Streams.end])
+def test_a_signal_handler_submits_and_cancels_while_the_queue_changes(tiny2, prompts, ar, function):
+    """At any line: none of the streams is lost, all have indices of their own, and reading one comes to an end."""
+    wanted, place, where = prompts["tiny2"][0], 0, ""
+    while where is not None:
+        engine, place = Engine(tiny2, drafters.NGram(), budget=6), place + 1
+        handles = submit_all(engine, prompts["tiny2"], [4, 1, 2])
+
+        def act(engine=engine, handles=handles):
+            if not engine._streams.is_closed:
+                handles.append(engine.submit(wanted, 4, stop_token_ids=()))
+            handles[2].cancel()
+
+        with InterruptIn(place, act, function) as interrupt:
+            engine.step()
+            handles += submit_all(engine, [wanted], 4)
+            handles[0].cancel()
+            engine.close()
+        where = interrupt.where
+        assert all(handle.is_finished for handle in handles) and not engine._streams._unfinished
+        assert len({handle.index for handle in handles}) == len(handles)
+    assert place > 3
+
+
 @pytest.mark.parametrize("is_pressed_twice", [False, True])
 def test_cancel_and_close_after_ctrl_c(tiny2, prompts, ar, monkeypatch, is_pressed_twice):
     def give_up(self, error):
