@@ -1,6 +1,7 @@
 """train-nano: make nano-k2, its corpus, its tokenizer, its drafter and the text that the drafter learns from.
 
-Each step is a module of `kdtree_nb.train` with a parser of its own, since that knows about torch.
+Each step is a module with a parser of its own, since that knows about torch: of `kdtree_nb.train`, but for the one that
+measures.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-HELP = "train nano-k2, step by step: manifest, tokenizer, pack, target, generate, drafter, compare"
+HELP = "train nano-k2, step by step: manifest, tokenizer, pack, target, generate, drafter, temper, compare"
 
 STEPS = {
     "manifest": ("kdtree_nb.train.nano.cli_corpus", "write the manifest of this environment's packages"),
@@ -18,6 +19,10 @@ STEPS = {
     "target": ("kdtree_nb.train.nano.cli_target", "train the target and write it as a checkpoint folder"),
     "generate": ("kdtree_nb.train.nano.cli_generate", "let the target continue training text, for its drafter"),
     "drafter": ("kdtree_nb.train.drafter.cli", "train the drafter on that text and write it as a checkpoint folder"),
+    "temper": (
+        "kdtree_nb.commands.train_nano_temper",
+        "give the drafter a temperature, so that it expects what it gets",
+    ),
     "compare": ("kdtree_nb.train.nano.cli_compare", "say how far the loss curves of two runs lie apart"),
 }
 """Step -> (module whose `main(step, argv, prog)` does it, one line of help)."""

@@ -13,16 +13,14 @@ from typing import Any
 import torch
 
 from kdtree_nb.errors import CheckpointError
-from kdtree_nb.kdtr import write_atomically
 from kdtree_nb.train.drafter.recipe import PRESETS, Preset
+from kdtree_nb.train.drafter.record import FILES, write_record
 from kdtree_nb.train.drafter.target import fast_dtype, plain_target
 from kdtree_nb.train.drafter.trainer import Texts, Trainer
 from kdtree_nb.train.nano.continuations import load_continuations
-from kdtree_nb.train.nano.export import RECORD, file_hash, folder_fingerprint, load_plain
+from kdtree_nb.train.nano.export import RECORD, folder_fingerprint, load_plain
 from kdtree_nb.train.nano.tokenizer import MASK
 from kdtree_nb.train.options import add_run_options, carry_out, device_name, given, parse_run_options
-
-FILES = ("config.json", "model.safetensors")
 
 
 def parse_args(argv: list[str], prog: str) -> argparse.Namespace:
@@ -82,10 +80,7 @@ def finish(trainer: Trainer, folder: Path, command: str, target: str) -> None:
     """Write the folder, weights in bfloat16, and its record."""
     trainer.drafter().save(folder)
     record = make_record(trainer, command, target)
-    record["files"] = {
-        name: {"bytes": (folder / name).stat().st_size, "sha256": file_hash(folder / name)} for name in FILES
-    }
-    write_atomically(folder / RECORD, [json.dumps(record, indent=1).encode() + b"\n"])
+    write_record(folder, record)
     nats = record["train_curve"][-1]["nats_per_token"]
     print(f"{folder}: {record['num_parameters']:,} parameters, {nats:.3f} nats per token at the end, "
           f"{trainer.train_s:.0f} s")  # fmt: skip
