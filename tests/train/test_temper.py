@@ -11,10 +11,12 @@ from safetensors.torch import load_file
 
 from kdtree_nb import drafters, load_model
 from kdtree_nb.errors import CheckpointError
+from kdtree_nb.model.checkpoint import DATA_DIR
 from kdtree_nb.speculate.text_logits import text_logits
 from kdtree_nb.train.drafter.recipe import Shape
 from kdtree_nb.train.drafter.record import FILES, write_record
 from kdtree_nb.train.drafter.temper import (
+    ENTRY,
     MAX_TRIALS,
     NORM,
     RANGE,
@@ -159,3 +161,19 @@ def test_what_is_no_drafter_of_this_target_is_refused(folders, tmp_path):
     (target / "model.safetensors").write_bytes(b"others")
     with pytest.raises(CheckpointError, match="expected a drafter of the target .*, got that of another"):
         untempered_record(folder, target)
+
+
+SHIPPED = DATA_DIR / "nano-k2-dflash"
+
+
+@pytest.mark.skipif(not (SHIPPED / "training.json").is_file(), reason="the drafter of nano-k2 is not in data/")
+def test_the_drafter_in_data_is_that_of_its_record():
+    record = json.loads((SHIPPED / "training.json").read_text())
+    assert record["files"].keys() == set(FILES)
+    for name, entry in record["files"].items():
+        assert entry == {"bytes": (SHIPPED / name).stat().st_size, "sha256": file_hash(SHIPPED / name)}, name
+    assert record["target"] == folder_fingerprint(DATA_DIR / "nano-k2")
+    if ENTRY in record:
+        found = record[ENTRY]
+        assert RANGE[0] <= found["temperature"] <= RANGE[1] and found["corpus"] == record["texts"]["corpus"]
+        assert abs(mean_excess(found["after"])) < abs(mean_excess(found["before"]))
