@@ -13,8 +13,9 @@ from kdtree_nb.hf.step_work import StepWork, expected_experts, rank_config, step
 from kdtree_nb.viz.records import Record, Result
 
 __all__ = [
-    "FOLDER", "Plan", "Projection", "StepWork", "config", "expected_experts", "measured_steps", "plan", "projections",
-    "RanksStep", "rank", "rank_memory", "ranks_steps", "ranks_table", "recorded", "recorded_ranks", "step_work",
+    "FOLDER", "Kernel", "Plan", "Projection", "StepWork", "config", "expected_experts", "gains_table", "kernels",
+    "kernels_table", "measured_steps", "plan", "projections", "RanksStep", "rank", "rank_memory", "ranks_steps",
+    "ranks_table", "recorded", "recorded_ranks", "step_work",
 ]  # fmt: skip
 
 FOLDER = Path(__file__).resolve().parents[2] / "data" / "kimi-k2.6"
@@ -177,3 +178,77 @@ def measured_steps(
     name = f"{group}/{contender}"
     found = [r for r in record.results if r.name == name and r.params["prefix_len"] == prefix_len]
     return {r.params["rows"]: r for r in sorted(found, key=lambda r: r.params["rows"])}
+
+
+class Kernel(NamedTuple):
+    """All launches of a kernel in one step: of every instance of its template, products told apart by their weights."""
+
+    name: str
+    launches: float
+    seconds: float
+
+    @property
+    def each_us(self) -> float:
+        """Microseconds of one launch."""
+        return 1e6 * self.seconds / self.launches
+
+
+def kernels(record: Record | None, rows: int, most: int = 10) -> list[Kernel]:
+    """Where a step of `rows` rows went on the device, the longest first; what is beyond the `most` longest is the last,
+    as one. Empty where the record has none."""
+    sums: dict[str, tuple[float, float]] = {}
+    for r in record.results if record else ():
+        if r.name.startswith("k26_kernels/") and r.params["rows"] == rows:
+            name = _family(r.name.partition("/")[2])
+            launches, seconds = sums.get(name, (0.0, 0.0))
+            sums[name] = launches + r.params["launches"], seconds + r.median
+    found = sorted((Kernel(name, *of) for name, of in sums.items()), key=lambda k: -k.seconds)
+    rest = found[most:]
+    if rest:
+        found[most:] = [Kernel(f"{len(rest)} others", sum(k.launches for k in rest), sum(k.seconds for k in rest))]
+    return found
+
+
+def _family(name: str) -> str:
+    """`f_kernel<TileShape<T, 1, false, 2>>` -> `f, INT4`: the last argument of a product's shape is its TileKind."""
+    base, _, arguments = name.partition("<")
+    base = base.removesuffix("_kernel")
+    if not arguments.startswith("TileShape<"):
+        return base
+    kind = arguments.partition(">")[0].rpartition(",")[2].strip()
+    return f"{base}, {'floats' if kind == '0' else 'INT4'}"
+
+
+def kernels_table(record: Record | None, rows: int, most: int = 10) -> str:
+    """Launches, microseconds of each, milliseconds and share of the kernels of a step; or that nobody counted them."""
+    found = kernels(record, rows, most)
+    if record is None or not found:
+        return f"{rows} rows: no record by kernel yet"
+    layers = next(r.params["layers"] for r in record.results if r.name.startswith("k26_kernels/"))
+    together = Kernel("together", sum(k.launches for k in found), sum(k.seconds for k in found))
+    lines = [f"{f'rows in the step: {rows}':34s}launches  µs each      ms   share"]
+    for k in (*found, together):
+        share = k.seconds / together.seconds
+        lines.append(f"{k.name[:33]:34s}{k.launches:8.0f} {k.each_us:8.1f} {1e3 * k.seconds:7.2f} {share:7.1%}")
+    per_layer = f"{together.launches / layers:.1f} launches, {1e6 * together.seconds / layers:.0f} µs"
+    return "\n".join([*lines, f"a layer: {per_layer}"])
+
+
+def gains_table(one_rank: Record | None, int4: Record | None) -> str:
+    """What was tried and what it brought: times without and with it, from the records that there are."""
+    tried = []
+    layers = one_rank.pairs("k26_layer/floats first", "k26_layer/captured") if one_rank else []
+    launches = one_rank.pairs("k26_launch/eager", "k26_launch/captured") if one_rank else []
+    for what, pairs in (("a layer: INT4 packed, not made floats", layers), ("a step: captured, not eager", launches)):
+        tried += [(what, before.params["rows"], before.median, after.median) for before, after in pairs]
+    products = int4.pairs("int4_linear/torch BF16", "int4_linear/native") if int4 else []
+    for num_rows in sorted({before.params["M"] for before, _ in products}):
+        of = [(before.median, after.median) for before, after in products if before.params["M"] == num_rows]
+        both = [sum(seconds) for seconds in zip(*of, strict=True)]
+        tried.append((f"{len(of)} products: INT4, not torch's BF16", num_rows, *both))
+    if not tried:
+        return "what was tried: no record yet"
+    lines = [f"{'':40s}rows  before µs   after µs   times faster"]
+    for what, num_rows, before, after in tried:
+        lines.append(f"{what:40s}{num_rows:4d} {1e6 * before:10,.0f} {1e6 * after:10,.0f} {before / after:10.2f}")
+    return "\n".join(lines)

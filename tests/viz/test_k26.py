@@ -85,3 +85,52 @@ def test_the_table_of_all_ranks(tmp_path):
     table = viz.k26.ranks_table(whole, one_rank)
     assert "4.00" in table and "1.22" in table and "3.00 (-25%) /   3.60 (-10%)" in table and "95.0 GB" in table
     assert "no record of one rank" in viz.k26.ranks_table(whole, None)
+
+
+def record_of(tmp_path, name, *measurements):
+    fields = {"device": "a card", "date": "2026-11-30", "commit": "c", "versions": {"torch": "2"}, "command": "k"}
+    path = tmp_path / f"{name}.json"
+    path.write_text(json.dumps(fields | {"results": [m.to_dict() for m in measurements]}))
+    return viz.load_record(path)
+
+
+def of_kernel(name, seconds, launches, rows=1):
+    return bench.Measurement(f"k26_kernels/{name}", [seconds], {"rows": rows, "launches": launches, "layers": 61})
+
+
+def test_kernels_are_added_up_by_name_and_products_by_their_weights(tmp_path):
+    shape = "linear_tile_kernel<TileShape<__nv_bfloat16, 1, 8, {}, false, {}>>"
+    record = record_of(
+        tmp_path, "kernels", of_kernel(shape.format(1, 0), 1e-3, 61), of_kernel(shape.format(2, 2), 2e-3, 120),
+        of_kernel(shape.format(3, 1), 3e-3, 5), of_kernel("rope_kernel<float>", 5e-4, 100),
+        of_kernel("rope_kernel<half>", 25e-5, 22), of_kernel("argmax_kernel", 1e-4, 2),
+        of_kernel("rope_kernel", 9, 1, 16),
+    )  # fmt: skip
+    most, floats, rest = viz.k26.kernels(record, 1, 2)
+    assert most == ("linear_tile, INT4", 125, pytest.approx(5e-3)) and most.each_us == pytest.approx(40)
+    assert floats == ("linear_tile, floats", 61, pytest.approx(1e-3))
+    assert rest == ("2 others", 124, pytest.approx(85e-5))
+    assert [kernel.name for kernel in viz.k26.kernels(record, 1)][2:] == ["rope", "argmax"]
+    assert viz.k26.kernels(record, 2) == viz.k26.kernels(None, 1) == []
+    table = viz.k26.kernels_table(record, 1)
+    assert "5.1 launches, 112 µs" in table and "73.0%" in table and "100.0%" in table
+    assert "no record" in viz.k26.kernels_table(record, 2)
+
+
+def test_what_was_tried_is_shown_from_the_records_that_there_are(tmp_path):
+    one_rank = record_of(
+        tmp_path, "one", results("k26_layer/floats first", 6e-4), results("k26_layer/captured", 2e-4),
+        results("k26_launch/eager", 3e-3, rows=16), results("k26_launch/captured", 4e-3, rows=16),
+    )  # fmt: skip
+    cells = [
+        bench.Measurement(f"int4_linear/{name}", [seconds], {"M": 8, "K": size})
+        for name, size, seconds in (
+            ("torch BF16", 1, 5e-5), ("torch BF16", 2, 1e-5), ("native", 1, 1e-5), ("native", 2, 1e-5),
+        )
+    ]  # fmt: skip
+    table = viz.k26.gains_table(one_rank, record_of(tmp_path, "int4", *cells))
+    packed, captured, products = table.splitlines()[1:]
+    assert packed.split()[-4:] == ["1", "600", "200", "3.00"] and captured.split()[-1] == "0.75"
+    assert products.startswith("2 products") and products.split()[-4:] == ["8", "60", "20", "3.00"]
+    assert len(viz.k26.gains_table(one_rank, None).splitlines()) == 3
+    assert "no record" in viz.k26.gains_table(None, None)
