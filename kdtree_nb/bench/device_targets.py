@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kdtree_nb.bench.draft_targets import DRAFT_TARGETS
 from kdtree_nb.bench.published import PUBLISHED_S
 from kdtree_nb.bench.targets import Cell, Figure, Target, microseconds, param, teraflops, times_faster, times_floor
 
@@ -175,7 +176,7 @@ _CUDA = (
            "tokens"),
 )  # fmt: skip
 
-TARGETS = _CPU + _CUDA
+TARGETS = _CPU + _CUDA + DRAFT_TARGETS
 """All targets; a record is judged by those of its kind of device."""
 
 

@@ -80,6 +80,7 @@ def test_the_groups_of_targets_exist():
     groups["cuda"] |= {"int4_linear", "int4_experts", "int4_checks"}  # of tests/cuda/int4_record.py
     groups["cuda"] |= {"k26_step", "k26_step_rows"}  # of `bench k26`
     groups["cuda"] |= {"k26_tp", "k26_tp_build", "k26_tp_text", "k26_tp_rows"}  # of `bench k26 --tp`
+    groups["cpu"].add("acceptance"), groups["cuda"].add("budget_sweep")  # of `evaluate`
     for target in bench.TARGETS:
         assert target.group in groups[target.device]
     assert {target.device for target in bench.TARGETS} == set(groups)
