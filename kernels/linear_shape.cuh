@@ -105,9 +105,10 @@ struct Tile {
   const TileArgs& args;  // a kernel's parameter: what is read there takes no register
   const int32_t* rows;  // or nullptr: row_begin + m
 
-  __device__ explicit Tile(const TileArgs& a) : args(a) {
-    const int cluster = blockIdx.x / S::kCluster;
-    rank = blockIdx.x % S::kCluster;
+  // Of the `block`-th block of the product.
+  __device__ Tile(const TileArgs& a, int block) : args(a) {
+    const int cluster = block / S::kCluster;
+    rank = block % S::kCluster;
     row_tile = cluster % a.num_row_tiles;
     first_out_tile = cluster / a.num_row_tiles * S::kBlockTiles;
     group = blockIdx.y;

@@ -124,17 +124,18 @@ __device__ void combine(const TileArgs& a, const Tile<S>& tile, uint32_t sums) {
 
 // --- kernel ----------------------------------------------------------------------------------------------------------
 
+// What block `block` of a product does, in `shared`, S::kSharedBytes aligned to 128, by its first S::kThreads threads. The
+// blocks of a cluster do neighbouring tiles of one product, or of one whose S::kCluster is 1.
 template <class S>
-__global__ void __launch_bounds__(S::kThreads, S::kMinBlocks) linear_tile_kernel(const __grid_constant__ TileArgs a) {
+__device__ __forceinline__ void do_tile(const TileArgs& a, int block, unsigned char* shared) {
 #ifndef __CUDA_ARCH_FEAT_SM90_ALL
   if constexpr (S::kWgmma) return;  // never launched there
 #endif
-  extern __shared__ __align__(128) unsigned char shared[];
   const uint32_t first = shared_address(shared), full = S::kWgmma ? (first + S::kAlign - 1) / S::kAlign * S::kAlign : first;
   const uint32_t empty = full + S::kMaxStages * 8, arrived = empty + S::kMaxStages * 8;
   const uint32_t stages = full + S::kBarrierBytes;
   const int warp = threadIdx.x / kWarp;
-  Tile<S> tile(a);
+  Tile<S> tile(a, block);
   const bool early = a.weights_settled && a.items == nullptr && tile.row_tile == 0;
   if (!early) {
     wait_for_previous_kernel();
@@ -174,11 +175,22 @@ __global__ void __launch_bounds__(S::kThreads, S::kMinBlocks) linear_tile_kernel
   }
 }
 
+template <class S>
+__global__ void __launch_bounds__(S::kThreads, S::kMinBlocks) linear_tile_kernel(const __grid_constant__ TileArgs a) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  do_tile<S>(a, blockIdx.x, shared);
+}
+
 // num_row_tiles is the number of items, or 0: as many as the rows need.
 template <class S>
+int64_t count_blocks(TileArgs* a) {
+  if (a->num_row_tiles == 0) a->num_row_tiles = static_cast<int>(ceil_div(a->num_rows, S::kBlockRows));
+  return ceil_div(a->num_out, S::kBlockOut) * a->num_row_tiles * S::kCluster;
+}
+
+template <class S>
 int launch_tile(TileArgs a, int num_groups, void* stream) {
-  if (a.num_row_tiles == 0) a.num_row_tiles = static_cast<int>(ceil_div(a.num_rows, S::kBlockRows));
-  const int64_t num_blocks = ceil_div(a.num_out, S::kBlockOut) * a.num_row_tiles * S::kCluster;
+  const int64_t num_blocks = count_blocks<S>(&a);
   if (num_blocks > INT32_MAX || num_groups > 65535) return kUnsupported;
   if (num_blocks == 0 || num_groups == 0) return kOk;
   LaunchShape shape;
