@@ -39,6 +39,7 @@ std::string message(const Args&... args) {
 #define KDTREE_CHECK(condition, ...) TORCH_CHECK_VALUE(condition, kdtree::bind::message(__VA_ARGS__))
 
 inline void expect_device(const char* op, const char* name, const at::Tensor& t, at::DeviceType want) {
+  KDTREE_CHECK(t.defined(), op, ": ", name, ": expected a tensor, got None");
   KDTREE_CHECK(t.device().type() == want, op, ": ", name, ": expected a tensor on ", want, ", got one on ",
                t.device());
 }
@@ -133,16 +134,23 @@ inline void expect_groups(const char* op, int64_t num_experts, int64_t top_k, in
   expect_range(op, "top_k", top_k, 1, topk_groups * (num_experts / num_groups));
 }
 
-// A rank's share of a reduction, see SegmentShare; num_segments 0 is none.
+// A rank's share of a reduction, see SegmentShare; num_segments 0 is none, and then nothing may be said of it.
 inline SegmentShare expect_share(const char* op, const char* name, int64_t length, int64_t whole, int64_t first,
                                  int64_t count) {
   expect_range(op, name, whole, 0, kMaxSize);
   expect_range(op, "first_segment", first, 0, kNumSegments - 1);
   expect_range(op, "num_segments", count, 0, kNumSegments);
+  KDTREE_CHECK(count != 0 || (whole == 0 && first == 0), op, ": num_segments: expected those of the share that ", name, " = ",
+               whole, " and first_segment = ", first, " are about, got 0");
   const SegmentShare share{whole, int(first), int(count)};
   KDTREE_CHECK(share.fits(length), op, ": ", name, ": expected segments ", first, " … ", first + count - 1, " of ", whole,
                " elements, a node of the tree, to have the length given, got ", length);
   return share;
+}
+
+// A factor: neither infinite nor NaN, also in FP32.
+inline void expect_finite(const char* op, const char* name, double value) {
+  KDTREE_CHECK(float(value) - float(value) == 0, op, ": ", name, ": expected a finite number, got ", value);
 }
 
 inline void expect_at_least(const char* op, const char* name, int64_t value, int64_t low) {

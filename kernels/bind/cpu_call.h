@@ -44,9 +44,13 @@ class CpuCall : public Call<CpuCall> {
 
   // A new dense tensor; cheaper than at::empty, which passes the dispatcher again. A capture in progress keeps it.
   Tensor empty(at::IntArrayRef sizes, at::ScalarType type) const {
-    Tensor tensor(at::detail::empty_cpu(sizes, type, /*pin_memory=*/false, /*memory_format=*/std::nullopt));
-    if (recording) recording->tensors.push_back(tensor);
-    return tensor;
+    try {
+      Tensor tensor(at::detail::empty_cpu(sizes, type, /*pin_memory=*/false, /*memory_format=*/std::nullopt));
+      if (recording) recording->tensors.push_back(tensor);
+      return tensor;
+    } catch (const c10::Error& error) {
+      TORCH_CHECK(false, message(op(), ": expected memory for a result of shape ", sizes, ", got: ", error.msg()));
+    }
   }
 
   // An array of tree_build: no capture keeps them.

@@ -7,6 +7,7 @@ namespace kdtree::bind {
 // Inputs that share a scale, of num_in inputs and scale [G, N, K/group_size].
 inline int64_t expect_int4_groups(const char* op, int64_t num_in, const Tensor& scale) {
   const int64_t num_scales = scale.size(2);
+  expect_at_least(op, "inputs K", num_in, 1);
   KDTREE_CHECK(num_scales > 0 && num_in % num_scales == 0 && num_in / num_scales % 8 == 0, op,
                ": scale: expected groups of a multiple of 8 of the ", num_in, " inputs, got ", num_scales, " groups");
   return num_in / num_scales;

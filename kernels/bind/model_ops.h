@@ -30,6 +30,8 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, const Optiona
   call.expect_rows("x", x, 2, "[T, D]");
   const int64_t num_rows = x.size(0), dim = x.size(1);
   call.expect("weight", weight, x.scalar_type(), {dim}, "[D]");
+  expect_finite(call.op(), "eps", eps);
+  KDTREE_CHECK(eps >= 0, call.op(), ": eps: expected at least 0, got ", eps);
   Tensor out = call.empty({num_rows, dim}, x.scalar_type());
   call.check(call.run(RmsNormArgs{x.const_data_ptr(), weight.const_data_ptr(), out.mutable_data_ptr(), num_rows, dim,
                                   x.stride(0), float(eps), dtype, call.num_threads(), call.rows_in_use(rows_used)}));
@@ -180,6 +182,7 @@ std::tuple<Tensor, Tensor> moe_route(const Tensor& logits, const OptionalTensor&
   expect_range(op, "top_k", top_k, 1, num_experts);
   expect_range(op, "scoring", scoring, kSoftmax, kSigmoid);
   expect_groups(op, num_experts, top_k, num_groups, topk_groups);
+  expect_finite(op, "scaling_factor", scaling_factor);
   Tensor expert_id = call.empty({num_rows, top_k}, at::kInt), weight = call.empty({num_rows, top_k}, at::kFloat);
   call.check(call.run(MoeRouteArgs{logits.const_data_ptr<float>(), bias ? bias->const_data_ptr<float>() : nullptr,
                                    expert_id.mutable_data_ptr<int32_t>(), weight.mutable_data_ptr<float>(), num_rows,
@@ -306,6 +309,7 @@ Tensor verify_attn(const Tensor& q_latent, const Tensor& q_rope, const Tensor& c
   const int64_t num_tree_slots = parent.size(1);
   call.expect("depth", depth, at::kInt, {num_streams, num_tree_slots}, "[S, N]");
   call.expect("prefix_len", prefix_len, at::kInt, {num_streams}, "[S]");
+  expect_finite(op, "scale", scale);
   Tensor out = call.empty({num_rows, num_heads, latent_dim}, type);
   VerifyAttnArgs args{q_latent.const_data_ptr(), q_rope.const_data_ptr(), cache.const_data_ptr(),
                       stream.const_data_ptr<int32_t>(), node.const_data_ptr<int32_t>(),

@@ -76,13 +76,21 @@ std::pair<Tensors5, TreeRowsArgs> rows_of(const Device& call, const Tensor& toke
   return {{row_stream, row_node, row_position, row_slot, row_token}, args};
 }
 
+// Raises where tree_rows has refused what follows a prefix: a slot's number is an i32.
+template <class Device>
+void check_rows(const Device& call, int status, const Tensor& prefix_len, int64_t num_slots) {
+  if (call.refused(status, kOutOfRange))
+    expect_values<int32_t>(call.op(), "prefix_len", prefix_len, 0, INT32_MAX - num_slots);
+  call.check(status);
+}
+
 template <class Device>
 Tensors5 tree_rows(const Tensor& token, const Tensor& depth, const Tensor& num_nodes, const Tensor& prefix_len) {
   const Device call("tree_rows", "token", token);
   expect_trees(call, token, depth, num_nodes, prefix_len);
   const int64_t num_rows = call.total_nodes(num_nodes, token.size(1));
   const auto [rows, args] = rows_of(call, token, depth, num_nodes, prefix_len, num_rows);
-  call.check(call.run_for_rows(args, num_rows));
+  check_rows(call, call.run_for_rows(args, num_rows), prefix_len, token.size(1));
   return rows;
 }
 
@@ -97,7 +105,7 @@ Tensors7 tree_rows_padded(const Tensor& token, const Tensor& depth, const Tensor
   args.num_rows_device = num_used.mutable_data_ptr<int32_t>();
   const int status = call.run(args);
   if (Device::kReadsValues && status != kOk) call.total_nodes(num_nodes, token.size(1));  // raises where it is a count
-  call.check(status);
+  check_rows(call, status, prefix_len, token.size(1));
   return std::tuple_cat(std::move(rows), std::make_tuple(row_begin, num_used));
 }
 
@@ -171,7 +179,7 @@ void step_commit(const Tensor& accepted_path, const Tensor& num_accepted, const 
                             text.mutable_data_ptr<int64_t>(), ring.mutable_data_ptr<int64_t>(),
                             step.mutable_data_ptr<int64_t>(), num_streams, max_depth, target_token.size(0),
                             is_stop.size(0), text.size(1), ring.size(0)};
-  if (Device::kReadsValues) KDTREE_CHECK(*args.step >= 0, op, ": step: expected at least 0, got ", *args.step);
+  if (Device::kReadsValues) expect_range(op, "step", *args.step, 0, INT64_MAX - 1);
   const int status = call.run(args);
   KDTREE_CHECK(!call.refused(status, kOutOfRange), op,
                ": expected accepted nodes below num_nodes, rows and tokens inside their arrays, room in the text, and "

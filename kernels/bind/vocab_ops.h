@@ -94,8 +94,10 @@ int64_t expect_sampling(const Device& call, int64_t num_rows, const Tensor& stre
   return num_streams;
 }
 
-// Raises for the first stream whose parameters sample refuses.
-inline void expect_parameters(const char* op, const SampleArgs& a) {
+// After a kernel has returned kOutOfRange: raises for the first stream whose parameters it refuses, or the first row that
+// is not one of a stream. Args: SampleArgs or SampleAmongArgs.
+template <class Args>
+void expect_parameters(const char* op, const Args& a, const Tensor& stream, const Tensor& position) {
   for (int64_t s = 0; s < a.num_streams; ++s) {
     const float temperature = a.temperature[s];
     KDTREE_CHECK(is_temperature(temperature), op, ": stream ", s, ": temperature: expected 0 or a finite number of at "
@@ -105,6 +107,8 @@ inline void expect_parameters(const char* op, const SampleArgs& a) {
     KDTREE_CHECK(is_top_p(a.top_p[s]), op, ": stream ", s, ": top_p: expected above 0 and at most 1, got ",
                  a.top_p[s]);
   }
+  expect_values<int32_t>(op, "stream", stream, 0, a.num_streams - 1);
+  expect_values<int32_t>(op, "position", position, 0, INT32_MAX);
 }
 
 template <class Device>
@@ -123,11 +127,7 @@ Tensor sample(const Tensor& logits, const Tensor& stream, const Tensor& position
                         token.mutable_data_ptr<int64_t>(), num_rows, vocab_size, num_streams, call.num_threads(),
                         call.rows_in_use(rows_used)};
   const int status = call.run(args);
-  if (call.refused(status, kOutOfRange)) {
-    expect_parameters(op, args);
-    expect_values<int32_t>(op, "stream", stream, 0, num_streams - 1);
-    expect_values<int32_t>(op, "position", position, 0, INT32_MAX);
-  }
+  if (call.refused(status, kOutOfRange)) expect_parameters(op, args, stream, position);
   call.check(status);
   return token;
 }
@@ -136,18 +136,22 @@ template <class Device>
 Tensor sample_among(const Tensor& words, const Tensor& largest, const Tensor& stream, const Tensor& position,
                     const Tensor& temperature, const Tensor& top_k, const Tensor& top_p, const Tensor& seed,
                     int64_t vocab_size, const OptionalTensor& rows_used) {
-  const Device call("sample_among", "words", words);
+  const char* op = "sample_among";
+  const Device call(op, "words", words);
   call.expect("words", words, at::kLong, {-1, -1}, "[T, M]");
   const int64_t num_rows = words.size(0);
-  expect_range(call.op(), "vocab_size", vocab_size, 1, kMaxSize);
+  expect_range(op, "vocab_size", vocab_size, 1, kMaxSize);
   call.expect("largest", largest, at::kFloat, {num_rows}, "[T]");
   const int64_t num_streams = expect_sampling(call, num_rows, stream, position, temperature, top_k, top_p, seed);
   Tensor word = call.empty({num_rows}, at::kLong);
-  call.check(call.run(SampleAmongArgs{
+  const SampleAmongArgs args{
       words.const_data_ptr<int64_t>(), largest.const_data_ptr<float>(), stream.const_data_ptr<int32_t>(),
       position.const_data_ptr<int32_t>(), temperature.const_data_ptr<float>(), top_k.const_data_ptr<int32_t>(),
       top_p.const_data_ptr<float>(), seed.const_data_ptr<int64_t>(), word.mutable_data_ptr<int64_t>(), num_rows,
-      words.size(1), vocab_size, num_streams, call.num_threads(), call.rows_in_use(rows_used)}));
+      words.size(1), vocab_size, num_streams, call.num_threads(), call.rows_in_use(rows_used)};
+  const int status = call.run(args);
+  if (call.refused(status, kOutOfRange)) expect_parameters(op, args, stream, position);
+  call.check(status);
   return word;
 }
 

@@ -219,5 +219,5 @@ def test_a_ring_fits_the_paths(rng):
         ops.step_commit(state, new_ring(3, 5, "cpu"), *arguments)
     with pytest.raises(ValueError, match="step_commit: ring size R: expected at least 1, got 0"):
         ops.step_commit(state, StepRing(torch.zeros(0, 9, 3).long(), torch.zeros(1).long()), *arguments)
-    with pytest.raises(ValueError, match="step_commit: step: expected at least 0, got -1"):
+    with pytest.raises(ValueError, match="step_commit: step: expected 0 … .*, got -1"):
         ops.step_commit(state, new_ring(3, 4, "cpu", -1), *arguments)
