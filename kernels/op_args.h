@@ -59,6 +59,7 @@ struct RmsNormArgs {         // out = x / sqrt(mean(x^2) + eps) * weight, per ro
   Dtype dtype;
   int32_t num_threads;
   const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device rows are in use
+  bool weights_settled;      // see LinearArgs
 };
 
 // Weights of linear are packed once at load by pack_linear. CPU layout: [G, ceil(N/16), K, 16], zero-filled past N, so
@@ -255,6 +256,28 @@ struct CacheAppendArgs {     // cache[stream[t], slot[t]] = [latent[t], k_rope[t
   const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device rows are in use
 };
 
+// What MLA does with the joint rows of its first product, in one launch: q = rms_norm of the first Q columns; and into the
+// cache, at [stream[t], slot[t]], the rms_norm of the next C and the rope of the last R. The bits are those of rms_norm, rope
+// and cache_append. CUDA: a position outside the table gives a key of NaN, nothing is written outside the cache.
+struct LatentAppendArgs {
+  const void* q_kv;          // Float [T, Q+C+R], row stride q_kv_stride
+  const void* q_norm;        // Float [Q] weight; Q is 0 where queries have no latent of their own
+  const void* kv_norm;       // Float [C] weight
+  const float* cos_sin;      // f32 [num_positions, R]: R/2 cosines, then R/2 sines, by absolute position
+  const int32_t* position;   // [T]
+  const int32_t* stream;     // [T]
+  const int32_t* slot;       // [T]
+  void* q;                   // Float [T, Q]
+  void* cache;               // Float [S, P, C+R], one layer
+  int64_t num_rows, query_dim, latent_dim, rope_dim, num_positions, num_streams, num_slots;   // T Q C R . S P
+  int64_t q_kv_stride;
+  float eps;
+  Dtype dtype;
+  int32_t num_threads;
+  const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device rows are in use
+  bool weights_settled;      // see LinearArgs; of both norms
+};
+
 // After acceptance: slot prefix_len + 1 + j of every layer receives slot prefix_len + accepted_path[j]. In place; safe in
 // ascending j because a node's index is never smaller than its depth.
 struct CacheCompactArgs {
@@ -396,6 +419,7 @@ int sample_among_cpu(const SampleAmongArgs&);
 int moe_route_cpu(const MoeRouteArgs&);
 int moe_experts_cpu(const MoeExpertsArgs&);
 int cache_append_cpu(const CacheAppendArgs&);
+int latent_append_cpu(const LatentAppendArgs&);
 int cache_compact_cpu(const CacheCompactArgs&);
 int verify_attn_cpu(const VerifyAttnArgs&);
 int draft_topk_cpu(const DraftTopkArgs&);
@@ -421,6 +445,7 @@ int sample_among_cuda(const SampleAmongArgs&, void* stream);
 int moe_route_cuda(const MoeRouteArgs&, void* stream);
 int moe_experts_cuda(const MoeExpertsArgs&, void* stream);
 int cache_append_cuda(const CacheAppendArgs&, void* stream);
+int latent_append_cuda(const LatentAppendArgs&, void* stream);
 int cache_compact_cuda(const CacheCompactArgs&, void* stream);
 int verify_attn_cuda(const VerifyAttnArgs&, void* stream);
 int draft_topk_cuda(const DraftTopkArgs&, void* stream);

@@ -1,22 +1,11 @@
-// rope: NeoX rotation of pairs (i, i + R/2) by the angle of the row's absolute position. Each product and each sum is
-// rounded in FP32, then the result to its type.
-#include "bf16.h"
+// rope: NeoX rotation of pairs (i, i + R/2) by the angle of the row's absolute position.
 #include "op_args.h"
 #include "parallel.h"
+#include "rotate.h"
 #include "rows_in_use.h"
 
 namespace kdtree {
 namespace {
-
-template <class Float>
-void rotate(const Float* x, const float* cos_sin, Float* out, int64_t half) {
-  for (int64_t i = 0; i < half; ++i) {
-    const float a = widen(x[i]), b = widen(x[i + half]);
-    const float cosine = cos_sin[i], sine = cos_sin[i + half];
-    out[i] = narrow<Float>(a * cosine - b * sine);
-    out[i + half] = narrow<Float>(b * cosine + a * sine);
-  }
-}
 
 template <class Float>
 void rope(const RopeArgs& a) {

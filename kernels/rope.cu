@@ -1,6 +1,7 @@
-// rope: NeoX rotation of pairs (i, i + R/2) by the angle of the row's absolute position. Each product and each sum is
-// rounded in FP32, then the result to its type. A position outside the table gives NaN.
+// rope: NeoX rotation of pairs (i, i + R/2) by the angle of the row's absolute position. A position outside the table
+// gives NaN.
 #include "cuda_rows.cuh"
+#include "rotate.cuh"
 
 namespace kdtree {
 namespace {
@@ -24,11 +25,7 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(RopeArgs a) {
   for (int pair = threadIdx.x; pair < num_pairs; pair += kThreads) {
     const int head = pair / half, i = pair % half;
     const Float* x = static_cast<const Float*>(a.x) + row * a.x_row_stride + head * a.x_head_stride;
-    const float first = to_float(x[i]), second = to_float(x[i + half]);
-    const float cosine = cos_sin[i], sine = cos_sin[i + half];
-    Float* y = out + int64_t(head) * a.dim;
-    y[i] = from_float<Float>(__fsub_rn(__fmul_rn(first, cosine), __fmul_rn(second, sine)));
-    y[i + half] = from_float<Float>(__fadd_rn(__fmul_rn(second, cosine), __fmul_rn(first, sine)));
+    rotate_pair(x, cos_sin, out + int64_t(head) * a.dim, i, half);
   }
 }
 

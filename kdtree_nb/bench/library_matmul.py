@@ -85,14 +85,14 @@ class _Attention:
 
     def __call__(self, x: Tensor, rows: ops.Rows, cache: LatentCache, mask: Tensor) -> Tensor:
         a = self.ours
-        q, latent, k_rope = a.split(functional.linear(ops.rms_norm(x, a.norm, a.eps), self.q_kv_a))
+        q = q_kv = functional.linear(ops.rms_norm(x, a.norm, a.eps, settled=a.settled), self.q_kv_a)
+        layer, norms = cache.layers[a.layer], (a.q_norm, a.kv_norm, a.cos_sin)
+        q_a = ops.latent_append(layer, a.latent_columns(q_kv), *norms, rows, a.latent_eps, a.settled)
         if self.q_b is not None:
-            q = functional.linear(ops.rms_norm(q, a.q_norm, a.latent_eps), self.q_b)
+            q = functional.linear(q_a, self.q_b)
         q_nope, q_rope = a.split_heads(q)
         q = torch.cat([_per_head(q_nope, self.w_kc), ops.rope(q_rope, a.cos_sin, rows.position)], -1)
-        k_rope = ops.rope(k_rope, a.cos_sin, rows.position).squeeze(1)
-        cache.append(a.layer, ops.rms_norm(latent, a.kv_norm, a.latent_eps), k_rope, rows)
-        attended = masked_attention(q, cache.layers[a.layer][0, : mask.shape[1]], mask, a.latent_dim, a.scale)
+        attended = masked_attention(q, layer[0, : mask.shape[1]], mask, a.latent_dim, a.scale)
         value = _per_head(attended, self.w_vc).reshape(-1, a.value_dim)
         return ops.residual_add(x, functional.linear(value, self.o_proj))
 

@@ -12,7 +12,8 @@ from kdtree_nb.native.devices import memory_for
 
 
 class LatentCache:
-    """One tensor `data` [layers, S, P, C+R]: S streams of P slots. A slot is never read before it was appended to.
+    """One tensor `data` [layers, S, P, C+R]: S streams of P slots. A slot is never read before it was appended to
+    (`ops.latent_append`), and appending beyond the end is a ValueError: max_seq_len + 1 + budget slots are enough.
 
     During a step the rows of a tree lie at slots prefix_len + node index; `compact` moves the accepted ones forward.
     """
@@ -37,13 +38,6 @@ class LatentCache:
     def num_bytes(self) -> int:
         """Memory of the cache in bytes."""
         return self.data.numel() * self.data.element_size()
-
-    def append(self, layer: int, latent: torch.Tensor, k_rope: torch.Tensor, rows: ops.Rows) -> None:
-        """Write latent [T, C] and k_rope [T, R] of one layer at the rows' streams and slots.
-
-        Raises ValueError on a slot beyond the end: a cache needs max_seq_len + 1 + budget slots at most.
-        """
-        ops.cache_append(self.layers[layer], latent, k_rope, rows.stream, rows.slot, rows.num_rows)
 
     def compact(self, prefix_len: torch.Tensor, accepted_path: torch.Tensor, num_accepted: torch.Tensor) -> None:
         """Move the accepted rows of every layer to slots prefix_len + 1 …

@@ -48,32 +48,31 @@ class Attention:
         self.o_proj = ops.pack_linear(o_proj)
         self.num_heads, self.nope_dim, self.rope_dim, self.latent_dim = H, nope, rope, C
         self.value_dim, self.whole_value_dim, self.ranks = H * v, config.num_attention_heads * v, ranks
+        self.settled = self.o_proj.settled  # packing it has waited for the norms as well
 
     def __call__(
         self, x: torch.Tensor, rows: ops.Rows, tree: DraftTree, cache: LatentCache, prefix_len: torch.Tensor
     ) -> torch.Tensor:
         """x [T, D] -> [T, D]. Each row sees its stream's prefix, its ancestors and itself, so it is cached first."""
-        used = rows.num_rows
-        q_kv = ops.linear(ops.rms_norm(x, self.norm, self.eps, used), self.q_kv_a, num_rows=used)
-        q, latent, k_rope = self.split(q_kv)
+        used, layer = rows.num_rows, cache.layers[self.layer]
+        q = q_kv = ops.linear(ops.rms_norm(x, self.norm, self.eps, used, self.settled), self.q_kv_a, num_rows=used)
+        norms = self.q_norm, self.kv_norm, self.cos_sin
+        q_a = ops.latent_append(layer, self.latent_columns(q_kv), *norms, rows, self.latent_eps, self.settled)
         if self.q_b is not None:
-            q = ops.linear(ops.rms_norm(q, self.q_norm, self.latent_eps, used), self.q_b, num_rows=used)
+            q = ops.linear(q_a, self.q_b, num_rows=used)
         q_nope, q_rope = self.split_heads(q)
         q_latent = ops.linear_heads(q_nope, self.w_kc, used)
         q_rope = ops.rope(q_rope, self.cos_sin, rows.position, used)
-        latent = ops.rms_norm(latent, self.kv_norm, self.latent_eps, used)
-        k_rope = ops.rope(k_rope, self.cos_sin, rows.position, used)
-        cache.append(self.layer, latent, k_rope.squeeze(1), rows)
-        attended = ops.verify_attn(q_latent, q_rope, cache.layers[self.layer], rows, tree, prefix_len, self.scale)
+        attended = ops.verify_attn(q_latent, q_rope, layer, rows, tree, prefix_len, self.scale)
         value = ops.linear_heads(attended, self.w_vc, used)
         return self.ranks.linear(value.view(-1, self.value_dim), self.o_proj, self.whole_value_dim, x, used)
 
-    def split(self, q_kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Views of the T joint rows: q [T, H*(nope+R)] or [T, Q], latent [T, C], k_rope [T, 1, R]."""
+    def latent_columns(self, q_kv: torch.Tensor) -> torch.Tensor:
+        """Of the joint rows what is normed or cached: all, [T, Q+C+R], or behind queries [T, C+R]."""
+        if self.q_b is not None:
+            return q_kv
         T, width = q_kv.shape
-        Q, R, C = self.q_dim, self.rope_dim, self.latent_dim
-        view = q_kv.as_strided
-        return view((T, Q), (width, 1)), view((T, C), (width, 1), Q), view((T, 1, R), (width, R, 1), Q + C)
+        return q_kv.as_strided((T, self.latent_dim + self.rope_dim), (width, 1), self.q_dim)
 
     def split_heads(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of the queries [T, H*(nope+R)]: q_nope [T, H, nope], q_rope [T, H, R]."""

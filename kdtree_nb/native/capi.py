@@ -28,7 +28,7 @@ from kdtree_nb.native.capi_call import Call, bits_of
 from kdtree_nb.native.capi_signatures import SIGNATURES
 from kdtree_nb.native.capi_structs import Op, read_ops
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 """Of the structs and functions that this module calls: KDTREE_ABI_VERSION of kdtree.h."""
 
 KINDS = {"cpu": 0, "cuda": 1}

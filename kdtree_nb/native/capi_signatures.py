@@ -36,6 +36,9 @@ TEXT = {
     "shared_down?{1 D S} residual?[T D] -> out[T D] ; num_rows=T dim=D num_experts=E top_k=A width=I shared_width=S",
     "cache_append": "latent[T C] k_rope[T R] stream[T] slot[T] cache![S P C+R] -> ; num_rows=T num_streams=S "
     "num_slots=P latent_dim=C rope_dim=R",
+    "latent_append": "q_kv[T Q+C+R] q_norm[Q] kv_norm[C] cos_sin[A R] position[T] stream[T] slot[T] cache![S P C+R] -> "
+    "q[T Q] ; num_rows=T query_dim=Q latent_dim=C rope_dim=R num_positions=A num_streams=S num_slots=P "
+    "q_kv_stride=Q+C+R",
     "cache_compact": "cache![Y S P W] prefix_len[S] accepted_path[S L] num_accepted[S] -> ; num_layers=Y "
     "num_streams=S num_slots=P width=W max_depth=L",
     "verify_attn": "q_latent[T H C] q_rope[T H R] cache[S P C+R] stream[T] node[T] parent[S N] depth[S N] "

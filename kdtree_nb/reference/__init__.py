@@ -11,6 +11,7 @@ from kdtree_nb.reference.dequantize_int4 import dequantize_int4
 from kdtree_nb.reference.draft_topk import draft_topk
 from kdtree_nb.reference.embed import embed
 from kdtree_nb.reference.feed_forward import Dense, Moe, feed_forward, feed_forward_weights
+from kdtree_nb.reference.latent_append import latent_append
 from kdtree_nb.reference.linear import linear, linear_heads
 from kdtree_nb.reference.mla import MlaWeights, mla_absorbed, mla_naive, mla_weights
 from kdtree_nb.reference.model import DecodeState, ReferenceModel
@@ -60,6 +61,7 @@ __all__ = [
     "feed_forward_weights",
     "gumbel_noise",
     "kept_tokens",
+    "latent_append",
     "linear",
     "linear_heads",
     "mla_absorbed",

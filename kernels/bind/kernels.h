@@ -18,6 +18,7 @@
   X(moe_route, MoeRouteArgs) \
   X(moe_experts, MoeExpertsArgs) \
   X(cache_append, CacheAppendArgs) \
+  X(latent_append, LatentAppendArgs) \
   X(cache_compact, CacheCompactArgs) \
   X(verify_attn, VerifyAttnArgs) \
   X(draft_topk, DraftTopkArgs) \

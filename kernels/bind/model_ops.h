@@ -24,7 +24,7 @@ Tensor embed(const Tensor& weight, const Tensor& token, const OptionalTensor& ro
 }
 
 template <class Device>
-Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, const OptionalTensor& rows_used) {
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, const OptionalTensor& rows_used, bool settled) {
   const Device call("rms_norm", "x", x);
   const Dtype dtype = float_type(call.op(), "x", x);
   call.expect_rows("x", x, 2, "[T, D]");
@@ -34,7 +34,8 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, const Optiona
   KDTREE_CHECK(eps >= 0, call.op(), ": eps: expected at least 0, got ", eps);
   Tensor out = call.empty({num_rows, dim}, x.scalar_type());
   call.check(call.run(RmsNormArgs{x.const_data_ptr(), weight.const_data_ptr(), out.mutable_data_ptr(), num_rows, dim,
-                                  x.stride(0), float(eps), dtype, call.num_threads(), call.rows_in_use(rows_used)}));
+                                  x.stride(0), float(eps), dtype, call.num_threads(), call.rows_in_use(rows_used),
+                                  settled}));
   return out;
 }
 
@@ -260,6 +261,44 @@ void cache_append(const Tensor& cache, const Tensor& latent, const Tensor& k_rop
     expect_values<int32_t>(op, "slot", slot, 0, cache.size(1) - 1);
   }
   call.check(status);
+}
+
+template <class Device>
+Tensor latent_append(const Tensor& cache, const Tensor& q_kv, const OptionalTensor& q_norm, const Tensor& kv_norm,
+                     const Tensor& cos_sin, const Tensor& position, const Tensor& stream, const Tensor& slot, double eps,
+                     const OptionalTensor& rows_used, bool settled) {
+  const char* op = "latent_append";
+  const Device call(op, "cache", cache);
+  const Dtype dtype = float_type(op, "cache", cache);
+  const auto type = cache.scalar_type();
+  call.expect("kv_norm", kv_norm, type, {-1}, "[C]");
+  call.expect("cos_sin", cos_sin, at::kFloat, {-1, -1}, "[positions, R]");
+  const int64_t latent_dim = kv_norm.size(0), rope_dim = cos_sin.size(1), num_positions = cos_sin.size(0);
+  KDTREE_CHECK(rope_dim % 2 == 0, op, ": cos_sin: expected an even last dimension R, got ", rope_dim);
+  call.expect("cache", cache, type, {-1, -1, latent_dim + rope_dim}, "[S, P, C+R]");
+  if (q_norm) call.expect("q_norm", *q_norm, type, {-1}, "[Q]");
+  const int64_t query_dim = q_norm ? q_norm->size(0) : 0;
+  call.expect_rows("q_kv", q_kv, 2, "[T, Q+C+R]");
+  expect_type(op, "q_kv", q_kv, type);
+  const int64_t num_rows = q_kv.size(0);
+  expect_shape(op, "q_kv", q_kv, {num_rows, query_dim + latent_dim + rope_dim}, "[T, Q+C+R]");
+  call.expect("position", position, at::kInt, {num_rows}, "[T]");
+  call.expect("stream", stream, at::kInt, {num_rows}, "[T]");
+  call.expect("slot", slot, at::kInt, {num_rows}, "[T]");
+  Tensor q = call.empty({num_rows, query_dim}, type);
+  const int status = call.run(LatentAppendArgs{
+      q_kv.const_data_ptr(), data_or_null(q_norm), kv_norm.const_data_ptr(), cos_sin.const_data_ptr<float>(),
+      position.const_data_ptr<int32_t>(), stream.const_data_ptr<int32_t>(), slot.const_data_ptr<int32_t>(),
+      q.mutable_data_ptr(), cache.mutable_data_ptr(), num_rows, query_dim, latent_dim, rope_dim, num_positions,
+      cache.size(0), cache.size(1), q_kv.stride(0), float(eps), dtype, call.num_threads(), call.rows_in_use(rows_used),
+      settled});
+  if (call.refused(status, kOutOfRange)) {
+    expect_values<int32_t>(op, "position", position, 0, num_positions - 1);
+    expect_values<int32_t>(op, "stream", stream, 0, cache.size(0) - 1);
+    expect_values<int32_t>(op, "slot", slot, 0, cache.size(1) - 1);
+  }
+  call.check(status);
+  return q;
 }
 
 template <class Device>

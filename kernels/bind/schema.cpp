@@ -7,7 +7,7 @@
 
 KDTREE_LIBRARY(KDTREE_NS, m) {
   m.def("embed(Tensor weight, Tensor token, Tensor? num_rows=None) -> Tensor");
-  m.def("rms_norm(Tensor x, Tensor weight, float eps, Tensor? num_rows=None) -> Tensor");
+  m.def("rms_norm(Tensor x, Tensor weight, float eps, Tensor? num_rows=None, bool settled=False) -> Tensor");
   m.def("pack_linear(Tensor weight) -> Tensor");
   m.def("dequantize_int4(Tensor weight, Tensor scale, bool bf16, Tensor? group_id=None, Tensor? num_rows=None) "
         "-> Tensor");
@@ -31,6 +31,8 @@ KDTREE_LIBRARY(KDTREE_NS, m) {
         "int whole_width=0, int whole_shared_width=0, int first_segment=0, int num_segments=0) -> Tensor");
   m.def("cache_append(Tensor(a!) cache, Tensor latent, Tensor k_rope, Tensor stream, Tensor slot, "
         "Tensor? num_rows=None) -> ()");
+  m.def("latent_append(Tensor(a!) cache, Tensor q_kv, Tensor? q_norm, Tensor kv_norm, Tensor cos_sin, Tensor position, "
+        "Tensor stream, Tensor slot, float eps, Tensor? num_rows=None, bool settled=False) -> Tensor");
   m.def("cache_compact(Tensor(a!) cache, Tensor prefix_len, Tensor accepted_path, Tensor num_accepted) -> ()");
   m.def("verify_attn(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor stream, Tensor node, Tensor parent, "
         "Tensor depth, Tensor prefix_len, float scale, Tensor? num_rows=None) -> Tensor");

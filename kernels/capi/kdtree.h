@@ -22,7 +22,7 @@
 #include "../op_args.h"
 
 #define KDTREE_VERSION "0.1.0"
-#define KDTREE_ABI_VERSION 2 /* of structs and functions; another number means another layout */
+#define KDTREE_ABI_VERSION 3 /* of structs and functions; another number means another layout */
 
 #if defined(KDTREE_BUILD)
 #define KDTREE_API __attribute__((visibility("default")))
@@ -138,6 +138,7 @@ typedef KDTREE_STRUCT(SampleAmongArgs) kdtree_sample_among_args;
 typedef KDTREE_STRUCT(MoeRouteArgs) kdtree_moe_route_args;
 typedef KDTREE_STRUCT(MoeExpertsArgs) kdtree_moe_experts_args;
 typedef KDTREE_STRUCT(CacheAppendArgs) kdtree_cache_append_args;
+typedef KDTREE_STRUCT(LatentAppendArgs) kdtree_latent_append_args;
 typedef KDTREE_STRUCT(CacheCompactArgs) kdtree_cache_compact_args;
 typedef KDTREE_STRUCT(VerifyAttnArgs) kdtree_verify_attn_args;
 typedef KDTREE_STRUCT(DraftTopkArgs) kdtree_draft_topk_args;
@@ -163,6 +164,7 @@ KDTREE_API kdtree_status kdtree_sample_among(const kdtree_sample_among_args* arg
 KDTREE_API kdtree_status kdtree_moe_route(const kdtree_moe_route_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_moe_experts(const kdtree_moe_experts_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_cache_append(const kdtree_cache_append_args* args, const kdtree_device* device);
+KDTREE_API kdtree_status kdtree_latent_append(const kdtree_latent_append_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_cache_compact(const kdtree_cache_compact_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_verify_attn(const kdtree_verify_attn_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_draft_topk(const kdtree_draft_topk_args* args, const kdtree_device* device);

@@ -207,6 +207,33 @@ inline void explain(const CacheAppendArgs& a, Checks& c) {
   c.values("slot", a.slot, a.num_rows, 0, a.num_slots - 1);
 }
 
+inline void check(const LatentAppendArgs& a, Checks& c) {
+  c.dtype("dtype", a.dtype);
+  c.sizes({{"num_rows", a.num_rows}, {"query_dim", a.query_dim}, {"latent_dim", a.latent_dim},
+           {"rope_dim", a.rope_dim}, {"num_positions", a.num_positions}, {"num_streams", a.num_streams},
+           {"num_slots", a.num_slots}});
+  c.expect(a.rope_dim % 2 == 0, "rope_dim: expected an even number, got an odd one");
+  const int64_t width = a.query_dim + a.latent_dim + a.rope_dim;
+  c.stride("q_kv_stride", a.q_kv_stride, a.num_rows, width);
+  c.floats("q_kv", a.q_kv, a.dtype, {a.num_rows, width}, "[T, Q+C+R]");
+  c.floats("q_norm", a.q_norm, a.dtype, {a.query_dim}, "[Q]");
+  c.floats("kv_norm", a.kv_norm, a.dtype, {a.latent_dim}, "[C]");
+  c.array("cos_sin", a.cos_sin, {a.num_positions, a.rope_dim}, "[num_positions, R]");
+  c.array("position", a.position, {a.num_rows}, "[T]");
+  c.array("stream", a.stream, {a.num_rows}, "[T]");
+  c.array("slot", a.slot, {a.num_rows}, "[T]");
+  c.floats("q", a.q, a.dtype, {a.num_rows, a.query_dim}, "[T, Q]");
+  c.floats("cache", a.cache, a.dtype, {a.num_streams, a.num_slots, a.latent_dim + a.rope_dim}, "[S, P, C+R]");
+  c.num_threads(a.num_threads);
+  c.num_rows_device(a.num_rows_device);
+}
+
+inline void explain(const LatentAppendArgs& a, Checks& c) {
+  c.values("position", a.position, a.num_rows, 0, a.num_positions - 1);
+  c.values("stream", a.stream, a.num_rows, 0, a.num_streams - 1);
+  c.values("slot", a.slot, a.num_rows, 0, a.num_slots - 1);
+}
+
 inline void check(const CacheCompactArgs& a, Checks& c) {
   c.dtype("dtype", a.dtype);
   c.sizes({{"num_layers", a.num_layers}, {"num_streams", a.num_streams}, {"num_slots", a.num_slots},

@@ -116,6 +116,12 @@ class Cases:
         return {"cache": self.floats(BATCH, CACHE_SLOTS, LATENT + ROPE), "latent": self.floats(7, LATENT),
                 "k_rope": self.floats(7, ROPE), "stream": self.integers(0, BATCH, 7), "slot": slot}  # fmt: skip
 
+    def latent_append(self):
+        table = reference.rope_table(100, ROPE, 10000.0).astype(np.float32)
+        return {"q_kv": self.floats(7, 24 + LATENT + ROPE), "q_norm": self.floats(24), "kv_norm": self.floats(LATENT),
+                "cos_sin": table, "position": self.integers(0, 100, 7), "eps": 1e-6,
+                **{name: self.cache_append()[name] for name in ("cache", "stream", "slot")}}  # fmt: skip
+
     def cache_compact(self):
         path = np.sort(np.argsort(self.rng.random((BATCH, BUDGET)), axis=1)[:, :DEPTH] + 1, axis=1).astype(np.int32)
         return {"cache": self.floats(2, BATCH, CACHE_SLOTS, 24), "prefix_len": self.integers(0, 40, BATCH),
@@ -184,5 +190,5 @@ class Cases:
                 "ring": np.full((3, 4 + 1 + depth, num_streams), -7), "step": np.array([4])}  # fmt: skip
 
 
-IN_PLACE = {"cache_append": ("cache",), "cache_compact": ("cache",),
+IN_PLACE = {"cache_append": ("cache",), "latent_append": ("cache",), "cache_compact": ("cache",),
             "step_commit": ("prefix_len", "bonus", "remaining", "active", "text")}  # fmt: skip

@@ -104,6 +104,12 @@ def cache_append(a, cases):
 
 
 @oracle
+def latent_append(a, cases):
+    cache, joint = wide(a.cache), (wide(a.q_kv), wide(a.q_norm), wide(a.kv_norm), wide(a.cos_sin))
+    return [reference.latent_append(cache, *joint, a.position, a.stream, a.slot, a.eps, cases.rounding), cache]
+
+
+@oracle
 def cache_compact(a, cases):
     cache = wide(a.cache)
     reference.cache_compact(cache, a.prefix_len, a.accepted_path, a.num_accepted)
@@ -158,16 +164,15 @@ OPS = sorted([*ORACLES, "pack_linear"])
 
 
 def expected(cases: Cases, op: str, arguments: dict):
-    """What the numpy reference gives: the results in order; of an operation in place the changed arrays."""
+    """What the numpy reference gives: the results in order, then the arrays that are changed in place."""
     return ORACLES[op](types.SimpleNamespace(**arguments), cases)
 
 
 def results_of(cases: Cases, op: str, arguments: dict) -> list[np.ndarray]:
     """What the library gives, in the form of `expected`: floats as float64."""
     out = getattr(cases.library, op)(**arguments, device=cases.device)
-    if op in IN_PLACE:
-        out = tuple(arguments[name] for name in IN_PLACE[op])
-    results = [out] if isinstance(out, np.ndarray | Bf16) else list(out)
+    results = [out] if isinstance(out, np.ndarray | Bf16) else list(out or ())
+    results += [arguments[name] for name in IN_PLACE.get(op, ())]
     return [wide(array) if isinstance(array, Bf16) or array.dtype == np.float32 else array for array in results]
 
 

@@ -76,6 +76,9 @@ TORCH = {
               "shared_width", "residual")
     ),
     "cache_append": lambda t: native.cache_append(*flat(t, "cache", "latent", "k_rope", "stream", "slot")),
+    "latent_append": lambda t: native.latent_append(
+        *flat(t, "cache", "q_kv", "q_norm", "kv_norm", "cos_sin", "position", "stream", "slot", "eps")
+    ),
     "cache_compact": lambda t: native.cache_compact(*flat(t, "cache", "prefix_len", "accepted_path", "num_accepted")),
     "draft_topk": lambda t: native.draft_topk(t["logits"][None], t["num_candidates"]),
     "draft_topk_merge": lambda t: native.draft_topk_merge(t["words"].unsqueeze(1), t["num_candidates"]),
@@ -102,11 +105,11 @@ def test_gives_the_bits_of_the_torch_operator(op, cases):
         tensors["is_stop"] = tensors["is_stop"].bool()
     want = TORCH[op](tensors)
     got = getattr(cases.library, op)(**arguments)
-    if op in IN_PLACE:
-        names = (*IN_PLACE[op], "ring", "step") if op == "step_commit" else IN_PLACE[op]
-        got, want = [arguments[name] for name in names], [tensors[name] for name in names]
-    got = [got] if isinstance(got, np.ndarray | Bf16) else list(got)
-    want = [want] if isinstance(want, torch.Tensor) else list(want)
+    got = [got] if isinstance(got, np.ndarray | Bf16) else list(got or ())
+    want = [want] if isinstance(want, torch.Tensor) else list(want or ())
+    for name in (*IN_PLACE.get(op, ()), *(("ring", "step") if op == "step_commit" else ())):
+        got.append(arguments[name])
+        want.append(tensors[name])
     assert len(got) - (op == "tree_build") == len(want)  # whose status torch raises
     for found, right in zip(got, want, strict=False):
         bits = right.contiguous().view(torch.uint8).numpy()

@@ -21,6 +21,7 @@ BAD_VALUES = {
     "rope": ({"position": np.array([0, 1, 2, -1, 4, 5, 6], np.int32)}, "position: expected 0 to 99, got -1 at index 3"),
     "moe_experts": ({"expert_id": np.full((7, 2), 8, np.int32)}, "expert_id: expected 0 to 7, got 8 at index 0"),
     "cache_append": ({"slot": np.full(7, 90, np.int32)}, "cache_append: slot: expected 0 to 89, got 90 at index 0"),
+    "latent_append": ({"position": np.full(7, -2, np.int32)}, "position: expected 0 to 99, got -2 at index 0"),
     "cache_compact": ({"num_accepted": np.array([6, 0, 0], np.int32)}, "num_accepted: expected 0 to 5, got 6"),
     "tree_build": ({"budget": np.array([1, 34, 0], np.int32)}, "budget: expected 0 to 33, got 34 at index 1"),
     "tree_rows": ({"prefix_len": np.array([1, -5, 0], np.int32)}, "prefix_len: expected 0 to .*, got -5 at index 1"),
@@ -127,7 +128,7 @@ def test_null_pointers_are_errors(op, library):
     args = known.struct()
     for field in known.numbers:
         if field not in ("dtype", "out_dtype", "scoring", "eps", "scale", "weights_settled", "int4", *OF_A_SHARE):
-            setattr(args, field, 2)
+            setattr(args, field, 6 if field == "q_kv_stride" else 2)  # of rows of 2 + 2 + 2
     wanted = []
     memory = np.zeros(1 << 16)
     while True:

@@ -40,7 +40,10 @@ def check_unary(name: str, rows: int, compute, width: int, dtype: torch.dtype) -
     return full
 
 
-RMS_NORM_SIZES = ((1, 1, 0), (3, 7, 0), (5, 64, 0), (65, 192, 3), (17, 512, 64), (9, 1536, 0), (33, 7168, 8))
+RMS_NORM_SIZES = (
+    (1, 1, 0), (3, 7, 0), (5, 64, 0), (65, 192, 3), (17, 512, 64), (9, 1536, 0), (33, 7168, 8), (5, 8200, 0),
+    (3, 30001, 4),
+)  # fmt: skip
 """Rows, their length, and how much more lies between two of them."""
 
 
@@ -207,8 +210,51 @@ def check_cache() -> None:
             expect((cache.float().cpu().numpy() == want).all(), f"cache_append {dtype} {latent}+{rope}")
 
 
+LATENT_APPEND_SIZES = ((0, 5, 2), (21, 37, 6), (0, 64, 16), (96, 48, 12), (1536, 512, 64), (8200, 512, 64))
+"""Columns of query latents, latents and keys."""
+
+
+def check_latent_append() -> None:
+    """The bits of the operations that it stands for, whatever is settled, aligned or in use."""
+    for dtype in (F32, BF16):
+        for sizes in LATENT_APPEND_SIZES:
+            for rows, pad in ((1, 0), (33, 0), (7, 3)):
+                compare_latent_append(dtype, sizes, rows, pad)
+
+
+def compare_latent_append(dtype: torch.dtype, sizes: tuple[int, int, int], rows: int, pad: int) -> None:
+    query, latent, key = sizes
+    width, streams, slots = sum(sizes) + pad, 3, 90
+    joint, weights = random(rows, width, dtype=dtype, scale=3.0), [random(n, dtype=dtype) for n in sizes[:2]]
+    cos_sin = torch.tensor(reference.rope_table(300, key, 1e4), dtype=F32, device=DEV)
+    place = torch.randperm(streams * slots, device=DEV)[:rows].int()
+    at = {"stream": place // slots, "slot": place % slots}
+    position = torch.randint(0, 300, (rows,), dtype=torch.int32, device=DEV)
+    at["slot"][rows // 2] = slots  # outside: not written
+    position[rows // 3] = -1  # outside: a key of NaN
+    common = {"num_rows": rows, "dtype": dtype}
+    norm = {"x_stride": width, "eps": 1e-6, **common}
+    want_q, normed, turned = (torch.empty(rows, n, dtype=dtype, device=DEV) for n in sizes)
+    run("rms_norm", x=joint, weight=weights[0], out=want_q, dim=query, **norm)
+    run("rms_norm", x=joint[:, query:], weight=weights[1], out=normed, dim=latent, **norm)
+    run("rope", x=joint[:, query + latent :], cos_sin=cos_sin, position=position, out=turned, num_heads=1, dim=key,
+        num_positions=300, x_row_stride=width, x_head_stride=key, **common)  # fmt: skip
+    to = {"num_streams": streams, "num_slots": slots, "latent_dim": latent, "rope_dim": key, **at, **common}
+    for used, settled in ((rows, False), (rows, True), (rows // 2, True)):
+        q, got = poisoned(rows, query, dtype=dtype), poisoned(streams, slots, latent + key, dtype=dtype)
+        want = got.clone()
+        run("cache_append", cache=want, latent=normed, k_rope=turned, num_rows_device=count_of(used), **to)
+        run("latent_append", q_kv=joint, q_norm=weights[0], kv_norm=weights[1], cos_sin=cos_sin, position=position, q=q,
+            cache=got, query_dim=query, num_positions=300, q_kv_stride=width, eps=1e-6, weights_settled=settled,
+            num_rows_device=count_of(used), **to)  # fmt: skip
+        name = f"latent_append {dtype} {sizes} rows {used} of {rows} + {pad}"
+        expect(same_bits(q[:used], want_q[:used]) and bool(q[used:].isnan().all()), f"{name}: queries")
+        expect(same_bits(got, want), f"{name}: cache")
+
+
 CHECKS = (
     check_rms_norm, check_elementwise, check_rope, check_embed, check_argmax, check_moe_route, check_cache,
+    check_latent_append,
 )  # fmt: skip
 
 

@@ -19,10 +19,12 @@ import torch
 from op_structs import ROOT, args_name, args_type
 
 OPS_BUILT = (
-    "embed rms_norm rope swiglu residual_add argmax sample moe_route cache_append cache_compact verify_attn draft_topk "
-    "tree_build tree_rows tree_accept"
+    "embed rms_norm rope swiglu residual_add argmax sample moe_route cache_append latent_append cache_compact "
+    "verify_attn draft_topk tree_build tree_rows tree_accept"
 ).split()
-STEMS = "embed rms_norm rope swiglu argmax sample moe_route cache draft_topk tree_build tree_rows tree_accept".split()
+STEMS = (
+    "embed rms_norm rope swiglu argmax sample moe_route cache latent_append draft_topk tree_build tree_rows tree_accept"
+).split()
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 

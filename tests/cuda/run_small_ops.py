@@ -60,8 +60,10 @@ def time_rows(rows: int) -> None:
         dim=7168,
         x_stride=7168,
         eps=1e-6,
+        weights_settled=True,
         **common,
     )
+    time_latent_append(rows)
     gate_up = torch.randn(rows, 2 * 18432, device=DEV).to(BF16)
     act = torch.empty(rows, 18432, dtype=BF16, device=DEV)
     time_op(f"swiglu {rows}x18432", "swiglu", gate_up=gate_up, out=act, dim=18432, **common)
@@ -81,6 +83,31 @@ def time_rows(rows: int) -> None:
         renormalize=True,
         scaling_factor=2.827,
     )
+
+
+def time_latent_append(rows: int) -> None:
+    """At K2.6's shapes, beside the four launches that it stands for."""
+    sizes = query, latent, key = 1536, 512, 64
+    joint, cache = torch.randn(rows, sum(sizes), device=DEV).to(BF16), torch.zeros(1, 4096, 576, dtype=BF16, device=DEV)
+    weights = [torch.randn(n, device=DEV).to(BF16) for n in sizes]
+    out = [torch.empty(rows, n, dtype=BF16, device=DEV) for n in sizes]
+    cos_sin, zeros = torch.randn(4096, key, device=DEV), torch.zeros(rows, dtype=torch.int32, device=DEV)
+    common = {"num_rows": rows, "dtype": BF16}
+    place = {"position": torch.arange(rows, dtype=torch.int32, device=DEV), "cos_sin": cos_sin, "num_positions": 4096}
+    to = {"stream": zeros, "slot": place["position"], "cache": cache, "num_streams": 1, "num_slots": 4096,
+          "latent_dim": latent, "rope_dim": key, **common}  # fmt: skip
+    norm = {"x_stride": sum(sizes), "eps": 1e-6, "weights_settled": True, **common}
+
+    def apart() -> None:
+        run("rms_norm", x=joint, weight=weights[0], out=out[0], dim=query, **norm)
+        run("rms_norm", x=joint[:, query:], weight=weights[1], out=out[1], dim=latent, **norm)
+        run("rope", x=joint[:, query + latent :], out=out[2], num_heads=1, dim=key, x_row_stride=sum(sizes),
+            x_head_stride=key, **place, **common)  # fmt: skip
+        run("cache_append", latent=out[1], k_rope=out[2], **to)
+
+    report(f"latent_append {rows}: four launches", graph_times([apart] * 20))
+    time_op(f"latent_append {rows}", "latent_append", q_kv=joint, q_norm=weights[0], kv_norm=weights[1], q=out[0],
+            query_dim=query, q_kv_stride=sum(sizes), eps=1e-6, weights_settled=True, **place, **to)  # fmt: skip
 
 
 def main() -> None:

@@ -201,6 +201,24 @@ def cache_append(t: int) -> dict[str, Any]:
             "num_slots": 5, "latent_dim": 6, "rope_dim": 3}  # fmt: skip
 
 
+def latent_append(t: int) -> dict[str, Any]:
+    """Elements one by one: no length is a multiple of 8."""
+    return {"q_kv": real(3, 21 + 37 + 6, dtype=t), "q_norm": real(21, dtype=t), "kv_norm": real(37, dtype=t),
+            "cos_sin": real(9, 6, dtype=F32), "position": np.array([0, 8, 4], INT), "q": out(3, 21, dtype=t),
+            "cache": real(2, 5, 43, dtype=t), "stream": np.array([0, 1, 1], INT), "slot": np.array([4, 0, 3], INT),
+            "num_rows": 3, "query_dim": 21, "latent_dim": 37, "rope_dim": 6, "num_positions": 9, "num_streams": 2,
+            "num_slots": 5, "q_kv_stride": 64, "eps": 1e-6, "num_rows_device": count(3)}  # fmt: skip
+
+
+def whole_chunks(t: int) -> dict[str, Any]:
+    """Of 8 elements, in more than one warp, and the weights read early."""
+    sizes = {"query_dim": 1536, "latent_dim": 512, "rope_dim": 64, "q_kv_stride": 2112}
+    arrays = {"q_kv": real(3, 2112, dtype=t), "q_norm": real(1536, dtype=t), "kv_norm": real(512, dtype=t),
+              "cos_sin": real(9, 64, dtype=F32), "cache": real(2, 5, 576, dtype=t),
+              "q": out(3, 1536, dtype=t)}  # fmt: skip
+    return {**latent_append(t), **arrays, **sizes, "weights_settled": True}
+
+
 def cache_compact(t: int) -> dict[str, Any]:
     return {"cache": real(2, 2, 12, 9, dtype=t), "prefix_len": np.array([4, 2], INT),
             "accepted_path": np.array([[2, 5, 6], [1, -1, -1]], INT), "num_accepted": np.array([3, 1], INT),
@@ -293,6 +311,8 @@ CASES: dict[str, Forms] = {
     "pack_linear": of_dtypes("pack_linear", pack_linear),
     "dequantize_int4": of_dtypes("dequantize_int4", dequantize_int4),
     **{f.__name__: of_dtypes(f.__name__, f) for f in (moe_experts, cache_append, cache_compact, draft_topk)},
+    "latent_append": of_dtypes("latent_append", latent_append),
+    "latent_append:whole chunks": of_dtypes("latent_append", whole_chunks),
     **{f.__name__: of_one(f.__name__, f) for f in (argmax, sample, sample_among, draft_topk_merge)},
     "moe_route": of_one("moe_route", moe_route),
     **{f.__name__: of_one(f.__name__, f, "integers") for f in (tree_rows, tree_accept, step_commit)},

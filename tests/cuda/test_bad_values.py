@@ -61,6 +61,16 @@ def test_nothing_is_written_outside_the_cache():
     assert cache[0, 4].eq(1).all() and cache.sum() == 6
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_position_outside_gives_a_key_of_nan_and_a_place_outside_nothing(dtype):
+    cache, weight = torch.zeros(2, 5, 14, dtype=dtype), torch.ones(8, dtype=dtype)
+    rows = ops.Rows(int32([0, 0, 1, 1, 2]), None, int32([8, 9, 3, 3, 3]), int32([4, 0, 5, -1, 0]), None)
+    q = ops.latent_append(cache, torch.ones(5, 22, dtype=dtype), weight, weight, torch.ones(9, 6), rows, 0.0)
+    assert q.eq(1).all() and cache[0, 4].ne(0).all() and cache[..., :8].sum() == 16
+    assert cache[0, 0, 8:].isnan().all() and cache.isnan().sum() == 6
+    assert cache[0, 1:4].eq(0).all() and cache[1].eq(0).all()
+
+
 @pytest.mark.parametrize(
     ("prefix", "path", "count"),
     [(10, [3, 2], 2), (10, [0, 2], 2), (10, [1, -1], 2), (10, [1, 10], 2), (10, [1, 2], 3), (-1, [1, 2], 2)],

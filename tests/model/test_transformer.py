@@ -110,5 +110,5 @@ def test_a_token_outside_the_vocabulary_and_a_full_cache_are_errors():
         logits_of(model, [1, 41])
     prefix_len = torch.zeros(1, dtype=torch.int32)
     tree = chain_trees([[1, 2, 3]], model.device)
-    with pytest.raises(ValueError, match="cache_append"):
+    with pytest.raises(ValueError, match="latent_append: slot"):
         model.forward(ops.tree_rows(tree, prefix_len), tree, model.new_cache(1, 2), prefix_len)

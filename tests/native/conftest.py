@@ -13,7 +13,7 @@ from kdtree_nb.native.ops.namespace import native
 from kdtree_nb.reference import exact, round_bf16
 from kdtree_nb.tree import DraftTree
 
-IN_PLACE = ("cache_append", "cache_compact")
+IN_PLACE = ("cache_append", "latent_append", "cache_compact")
 
 
 def moved(value, device: torch.device):

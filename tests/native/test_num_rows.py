@@ -137,6 +137,22 @@ def test_cache_rows_of_others_stay(count, inputs):
     assert torch.equal(cache, want)
 
 
+@pytest.mark.parametrize("count", COUNTS)
+def test_joint_rows_of_others_stay(count, inputs, assert_same_bits):
+    used = min(max(count, 0), T)
+    joint, weights = inputs.normal(T, 5 + 4 + 2), (inputs.normal(5), inputs.normal(4))
+    table, slot = inputs.normal(9, 2, dtype=torch.float32), torch.arange(T, dtype=torch.int32, device=inputs.device)
+    caches = [torch.zeros(1, T, 6, dtype=inputs.dtype, device=inputs.device) for _ in range(2)]
+
+    def append(cache, joint, slot, num_rows):
+        rows = ops.Rows(torch.zeros_like(slot), None, slot, slot, None, num_rows=num_rows)
+        return ops.latent_append(cache, joint, *weights, table, rows, 1e-6)
+
+    got = append(caches[0], spoiled(joint, used), spoiled(slot, used), counted(count, inputs.device))
+    assert_same_bits(got[:used], append(caches[1], joint[:used].contiguous(), slot[:used].contiguous(), None))
+    assert_same_bits(*caches)
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_opcheck(name, inputs):
     call = CALLS[name](inputs)

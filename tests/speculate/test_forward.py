@@ -64,7 +64,7 @@ def test_a_replay_that_is_refused_gives_the_error_of_a_run(tiny2, prefilled):
     with pytest.raises(ValueError, match="embed: token"):
         run(tree, 30)
     prefix_len.fill_(60)
-    with pytest.raises(ValueError, match="cache_append"):
+    with pytest.raises(ValueError, match="latent_append: slot"):
         run(random_trees(3, 1), 30)
 
 

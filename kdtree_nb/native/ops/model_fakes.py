@@ -20,7 +20,9 @@ def embed_fake(weight: Tensor, token: Tensor, num_rows: Tensor | None = None) ->
 
 
 @native.fake
-def rms_norm_fake(x: Tensor, weight: Tensor, eps: float, num_rows: Tensor | None = None) -> Tensor:
+def rms_norm_fake(
+    x: Tensor, weight: Tensor, eps: float, num_rows: Tensor | None = None, settled: bool = False
+) -> Tensor:
     return x.new_empty(x.shape)
 
 
@@ -126,6 +128,14 @@ def cache_append_fake(
     cache: Tensor, latent: Tensor, k_rope: Tensor, stream: Tensor, slot: Tensor, num_rows: Tensor | None = None
 ) -> None:
     return None
+
+
+@native.fake
+def latent_append_fake(
+    cache: Tensor, q_kv: Tensor, q_norm: Tensor | None, kv_norm: Tensor, cos_sin: Tensor, position: Tensor,
+    stream: Tensor, slot: Tensor, eps: float, num_rows: Tensor | None = None, settled: bool = False,
+) -> Tensor:  # fmt: skip
+    return q_kv.new_empty((q_kv.shape[0], 0 if q_norm is None else q_norm.shape[0]))
 
 
 @native.fake

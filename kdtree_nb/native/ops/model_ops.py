@@ -31,9 +31,12 @@ def embed(weight: Tensor, token: Tensor, num_rows: Tensor | None = None) -> Tens
     return native.embed(weight, token, num_rows)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, num_rows: Tensor | None = None) -> Tensor:
-    """x / sqrt(mean(x²) + eps) · weight: x float [T, D] (rows may be strided), weight float [D] -> float [T, D]."""
-    return native.rms_norm(x, weight, eps, num_rows)
+def rms_norm(x: Tensor, weight: Tensor, eps: float, num_rows: Tensor | None = None, settled: bool = False) -> Tensor:
+    """x / sqrt(mean(x²) + eps) · weight: x float [T, D] (rows may be strided), weight float [D] -> float [T, D].
+
+    settled: the weight was complete before the host came here (`PackedLinear.settled`); a GPU then reads it earlier.
+    """
+    return native.rms_norm(x, weight, eps, num_rows, settled)
 
 
 def pack_linear(weight: Tensor) -> PackedLinear:
@@ -197,6 +200,22 @@ def cache_append(
     ValueError for a stream or slot outside the cache, before anything is written.
     """
     native.cache_append(cache, latent, k_rope, stream, slot, num_rows)
+
+
+def latent_append(
+    cache: Tensor, q_kv: Tensor, q_norm: Tensor | None, kv_norm: Tensor, cos_sin: Tensor, rows: Rows, eps: float,
+    settled: bool = False,
+) -> Tensor:  # fmt: skip
+    """What MLA does with the joint rows of its first product: `rms_norm`, `rope` and `cache_append` in one, their bits.
+
+    q_kv float [T, Q+C+R] (rows may be strided): the first Q columns are normed by q_norm float [Q] -> float [T, Q]. The
+    next C are normed by kv_norm float [C] and the last R rotated by cos_sin f32 [positions, R], into
+    cache[stream, slot], float [S, P, C+R] of one layer. Without q_norm Q is 0. settled: see `rms_norm`, of both norms.
+    Raises ValueError for a position outside the table and a stream or slot outside the cache, before anything is
+    written; on a GPU such a position gives a key of NaN.
+    """
+    places = rows.position, rows.stream, rows.slot
+    return native.latent_append(cache, q_kv, q_norm, kv_norm, cos_sin, *places, eps, rows.num_rows, settled)
 
 
 def cache_compact(cache: Tensor, prefix_len: Tensor, accepted_path: Tensor, num_accepted: Tensor) -> None:
