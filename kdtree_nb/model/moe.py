@@ -22,7 +22,8 @@ class DenseFeedForward:
 
     def __call__(self, x: torch.Tensor, num_rows: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, D] -> [T, D]; num_rows i32 [1], the rows in use, or None."""
-        gate_up = ops.linear(ops.rms_norm(x, self.norm, self.eps, num_rows), self.gate_up, num_rows=num_rows)
+        h = ops.rms_norm(x, self.norm, self.eps, num_rows, self.down.settled)  # packing has waited for the norm, too
+        gate_up = ops.linear(h, self.gate_up, num_rows=num_rows)
         return self.ranks.linear(ops.swiglu(gate_up, num_rows), self.down, self.whole_width, x, num_rows)
 
 
@@ -49,7 +50,7 @@ class MoeFeedForward:
         self, x: torch.Tensor, num_rows: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
         """norm(x) [T, D], and the experts that each row chooses: expert_id i32 [T, k] and weight f32 [T, k]."""
-        h = ops.rms_norm(x, self.norm, self.eps, num_rows)
+        h = ops.rms_norm(x, self.norm, self.eps, num_rows, self.router.settled)  # packing has waited for the norm, too
         logits = ops.linear(h, self.router, None, True, num_rows)
         expert_id, weight = ops.moe_route(
             logits, self.top_k, self.scoring, self.bias, self.renormalize, self.scaling_factor, num_rows, self.n_group,

@@ -38,6 +38,7 @@ class Model:
     ) -> None:  # fmt: skip
         self.config, self.ranks = config, ranks
         self.embedding, self.layers, self.norm, self.head = embedding, layers, norm, head
+        self.settled = ops.settle(norm)
         self.dtype, self.device = embedding.dtype, embedding.device
         self.tokenizer: Tokenizer = ByteTokenizer()
 
@@ -75,4 +76,5 @@ class Model:
                 hidden[index] = x
         if not need_logits:
             return None
-        return ops.linear(ops.rms_norm(x, self.norm, self.config.rms_norm_eps, used), self.head, None, True, used)
+        x = ops.rms_norm(x, self.norm, self.config.rms_norm_eps, used, self.settled)
+        return ops.linear(x, self.head, None, True, used)

@@ -127,7 +127,7 @@ def test_null_pointers_are_errors(op, library):
     assert getattr(library.raw, f"kdtree_{op}")(ctypes.byref(known.struct()), None) == 100
     args = known.struct()
     for field in known.numbers:
-        if field not in ("dtype", "out_dtype", "scoring", "eps", "scale", "weights_settled", "int4", *OF_A_SHARE):
+        if field not in ("dtype", "out_dtype", "scoring", "scale", "weights_settled", "int4", *OF_A_SHARE):
             setattr(args, field, 6 if field == "q_kv_stride" else 2)  # of rows of 2 + 2 + 2
     wanted = []
     memory = np.zeros(1 << 16)

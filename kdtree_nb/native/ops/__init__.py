@@ -18,6 +18,7 @@ from kdtree_nb.native.ops.model_ops import (
     rms_norm,
     rope,
     sample,
+    settle,
     swiglu,
     verify_attn,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "rope",
     "sample",
     "sample_among",
+    "settle",
     "step_commit",
     "swiglu",
     "tree_accept",
