@@ -23,6 +23,11 @@ Tensor embed(const Tensor& weight, const Tensor& token, const OptionalTensor& ro
   return out;
 }
 
+inline void expect_eps(const char* op, double eps) {
+  expect_finite(op, "eps", eps);
+  KDTREE_CHECK(eps >= 0, op, ": eps: expected at least 0, got ", eps);
+}
+
 template <class Device>
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, const OptionalTensor& rows_used, bool settled) {
   const Device call("rms_norm", "x", x);
@@ -30,8 +35,7 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, const Optiona
   call.expect_rows("x", x, 2, "[T, D]");
   const int64_t num_rows = x.size(0), dim = x.size(1);
   call.expect("weight", weight, x.scalar_type(), {dim}, "[D]");
-  expect_finite(call.op(), "eps", eps);
-  KDTREE_CHECK(eps >= 0, call.op(), ": eps: expected at least 0, got ", eps);
+  expect_eps(call.op(), eps);
   Tensor out = call.empty({num_rows, dim}, x.scalar_type());
   call.check(call.run(RmsNormArgs{x.const_data_ptr(), weight.const_data_ptr(), out.mutable_data_ptr(), num_rows, dim,
                                   x.stride(0), float(eps), dtype, call.num_threads(), call.rows_in_use(rows_used),
@@ -285,6 +289,7 @@ Tensor latent_append(const Tensor& cache, const Tensor& q_kv, const OptionalTens
   call.expect("position", position, at::kInt, {num_rows}, "[T]");
   call.expect("stream", stream, at::kInt, {num_rows}, "[T]");
   call.expect("slot", slot, at::kInt, {num_rows}, "[T]");
+  expect_eps(op, eps);
   Tensor q = call.empty({num_rows, query_dim}, type);
   const int status = call.run(LatentAppendArgs{
       q_kv.const_data_ptr(), data_or_null(q_norm), kv_norm.const_data_ptr(), cos_sin.const_data_ptr<float>(),

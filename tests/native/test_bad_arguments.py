@@ -21,7 +21,7 @@ NAMES = set(re.findall(r'm\.def\("(\w+)\(', (ROOT / "kernels" / "bind" / "schema
 
 TAKEN = {
     "embed": "token: 0:+-0 empty; weight: 0:+- 1:+-0 type",
-    "rms_norm": "eps: number; x: 0:+-0 expanded wider",
+    "rms_norm": "eps: number; settled: None; x: 0:+-0 expanded wider",
     "pack_linear": "weight: 0:+-0 1:+-0 2:+-0 type",
     "dequantize_int4": "bf16: None; group_id: 0:+-0 1:+-0; scale: 2:- type",
     "pack_int4": "scale: 2:-",
@@ -41,6 +41,7 @@ TAKEN = {
     "scaling_factor: number; scoring: number -1; top_k: number -1 +1; topk_groups: +1",
     "moe_experts": "",
     "cache_append": "cache: 0:+ 1:+",
+    "latent_append": "cache: 0:+ 1:+; cos_sin: 0:+-; eps: number; q_kv: expanded wider; settled: None",
     "cache_compact": "accepted_path: 1:+-; cache: 0:+-0 2:+- 3:+-0 type",
     "verify_attn": "cache: 1:+-; scale: number",
     "draft_topk": "logits: 0:+-0 1:+-0 2:+- type; num_candidates: number -1 +1",

@@ -142,9 +142,16 @@ def words(i: Inputs) -> torch.Tensor:
     return torch.stack([ops.draft_topk_share(halves[r], 4, 64, ops.Segments(4 * r, 4)) for r in (0, 1)])
 
 
+def latent_append(i: Inputs) -> Arguments:
+    """Query latents of 7, latents of 4, keys of 2."""
+    return {"cache": i.floats(S, 9, 6), "q_kv": i.floats(T, 7 + 4 + 2), "q_norm": i.floats(7), "kv_norm": i.floats(4),
+            "cos_sin": i.f32(9, 2), "position": i.ids(9, T).int(), "stream": int32(0, 0, 1, 1, 1),
+            "slot": int32(0, 8, 3, 4, 5), "eps": 1e-6, **used(), "settled": False}  # fmt: skip
+
+
 CALLS: dict[str, Callable[[Inputs], Arguments]] = {
     "embed": lambda i: {"weight": i.floats(11, D), "token": i.ids(11, T), **used()},
-    "rms_norm": lambda i: {"x": i.floats(T, D), "weight": i.floats(D), "eps": 1e-6, **used()},
+    "rms_norm": lambda i: {"x": i.floats(T, D), "weight": i.floats(D), "eps": 1e-6, **used(), "settled": False},
     "pack_linear": lambda i: {"weight": i.floats(2, 20, 33)},
     "dequantize_int4": lambda i: i.int4() | {"bf16": True, "group_id": torch.stack([int32(0, 2)] * T), **used()},
     "pack_int4": lambda i: i.int4(),
@@ -166,6 +173,7 @@ CALLS: dict[str, Callable[[Inputs], Arguments]] = {
     "moe_experts": moe_experts,
     "cache_append": lambda i: {"cache": i.floats(S, 9, 6), "latent": i.floats(T, 4), "k_rope": i.floats(T, 2),
                                "stream": int32(0, 0, 1, 1, 1), "slot": int32(0, 8, 3, 4, 5), **used()},
+    "latent_append": latent_append,
     "cache_compact": compacted,
     "verify_attn": verify_attn,
     "draft_topk": lambda i: {"logits": i.floats(S, 3, 50), "num_candidates": 4},
@@ -183,7 +191,8 @@ CALLS: dict[str, Callable[[Inputs], Arguments]] = {
 
 PER_ROW = {
     "embed": ("token",), "rms_norm": ("x",), "linear": ("x", "residual"), "linear_heads": ("x",),
-    "rope": ("x", "position"), "swiglu": ("gate_up",), "residual_add": ("x", "y"), "add_partials": ("residual",),
+    "rope": ("x", "position"), "latent_append": ("q_kv", "position"),
+    "swiglu": ("gate_up",), "residual_add": ("x", "y"), "add_partials": ("residual",),
     "argmax": ("logits",), "sample": ("logits", "stream", "position"),
     "sample_among": ("words", "largest", "stream", "position"), "moe_route": ("logits",),
     "moe_experts": ("x", "expert_id", "weight", "residual"), "draft_topk": ("logits",),
@@ -193,7 +202,7 @@ PER_ROW = {
 """Arguments whose first dimension counts what the results' first dimension counts: what is in one row, or stream, of
 them changes nothing in the results of the others."""
 
-IN_PLACE = {"cache_append": ("cache",), "cache_compact": ("cache",),
+IN_PLACE = {"cache_append": ("cache",), "latent_append": ("cache",), "cache_compact": ("cache",),
             "step_commit": ("prefix_len", "bonus", "remaining", "active", "text", "ring", "step")}  # fmt: skip
 
 
