@@ -60,6 +60,10 @@ __device__ __forceinline__ void bulk_copy(uint32_t to, const void* from, int num
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
                "r"(num_bytes), "r"(barrier) : "memory");
 }
+// Asks for bytes to be in the L2 cache: address and number are multiples of 16.
+__device__ __forceinline__ void prefetch_to_l2(const void* from, int num_bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(num_bytes) : "memory");
+}
 // All threads of the cluster meet. Orders nothing but what the caller has already completed: reads whose values were used.
 __device__ __forceinline__ void cluster_meet() {
   __syncwarp();

@@ -12,8 +12,10 @@ namespace {
 // --- host ----------------------------------------------------------------------------------------------------------
 
 using KimiShape = MmaShape<512, 64, 16, 4>;  // DeepSeek and Kimi, but for Hopper
+using NanoShape = MmaShape<96, 16, 32, 5>;
 using TinyShape = MmaShape<64, 16, 32, 5>;
-static_assert(KimiShape::kSharedBytes <= kMaxSharedBytes && TinyShape::kSharedBytes <= kMaxSharedBytes);
+static_assert(KimiShape::kSharedBytes <= kMaxSharedBytes && NanoShape::kSharedBytes <= kMaxSharedBytes &&
+              TinyShape::kSharedBytes <= kMaxSharedBytes);
 // A test may replace it, to see that it does not touch the bits.
 #ifndef KDTREE_ATTN_TUNING
 #define KDTREE_ATTN_TUNING kAttnTuning
@@ -84,16 +86,19 @@ int launch_leaves(const AttnLaunch& launch_args, const Device& device, void* str
   };
   const bool aligned = (reinterpret_cast<uintptr_t>(a.cache) | reinterpret_cast<uintptr_t>(a.q_latent) |
                         reinterpret_cast<uintptr_t>(a.q_rope)) % 16 == 0;
-  const bool is_kimi = a.dtype == kBF16 && a.latent_dim == 512 && a.rope_dim == 64;
-  const bool is_tiny = a.dtype == kBF16 && a.latent_dim == 64 && a.rope_dim == 16;
-  if ((is_kimi || is_tiny) && !aligned) return kUnsupported;
+  const auto is_bf16 = [&](int latent, int rope) {
+    return a.dtype == kBF16 && a.latent_dim == latent && a.rope_dim == rope;
+  };
+  const bool is_kimi = is_bf16(512, 64), is_nano = is_bf16(96, 16), is_tiny = is_bf16(64, 16);
+  if ((is_kimi || is_nano || is_tiny) && !aligned) return kUnsupported;
+  const auto launch_mma = [&](auto mma) {
+    using S = decltype(mma);
+    return launch(attn_mma_kernel<S>, shape(kMmaThreads, S::kSharedBytes), stream, launch_args, KDTREE_ATTN_TUNING.mma);
+  };
   if (is_kimi && device.is_hopper) return launch_wgmma(launch_args, shape(kWgmmaThreads, kWgmmaSharedBytes), stream);
-  if (is_kimi)
-    return launch(attn_mma_kernel<KimiShape>, shape(kMmaThreads, KimiShape::kSharedBytes), stream, launch_args,
-                  KDTREE_ATTN_TUNING.mma);
-  if (is_tiny)
-    return launch(attn_mma_kernel<TinyShape>, shape(kMmaThreads, TinyShape::kSharedBytes), stream, launch_args,
-                  KDTREE_ATTN_TUNING.mma);
+  if (is_kimi) return launch_mma(KimiShape());
+  if (is_nano) return launch_mma(NanoShape());
+  if (is_tiny) return launch_mma(TinyShape());
   return with_dtype(a.dtype, [&](auto element) {
     using Float = decltype(element);
     const int64_t width = a.latent_dim + a.rope_dim;

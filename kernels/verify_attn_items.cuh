@@ -11,6 +11,7 @@ struct AttnWork {
 };
 
 __device__ __forceinline__ void find_run(int end, int log2_unit, int run, AttnItem& item) {
+#pragma unroll 1
   for (int r = 0; r < kNumLeafRegions; ++r) {
     const int begin = leaf_region_begin(r), last = r + 1 < kNumLeafRegions ? min(end, leaf_region_begin(r + 1)) : end;
     const int shift = max(log2_unit, kLog2FirstLeaf + r), runs = ceil_shift(last - begin, shift);
@@ -54,12 +55,13 @@ __device__ void find_tail_item(const AttnLaunch& launch, const AttnPlan& plan, i
     item.depth = depth;
     set_stream(launch, s, item);
   }
-  if (head == 0) launch.num_leaves[row] = valid ? leaf_of(item.end - 1) + 1 : -1;
+  if (head == 0) launch.num_leaves[row] = valid ? leaf_of(item.end - 1) + 1 : kInvalidRow;
 }
 
 __device__ void find_shared_item(const AttnLaunch& launch, const AttnPlan& plan, int index, AttnItem& item) {
   const VerifyAttnArgs& a = launch.a;
   int s = 0;
+#pragma unroll 1
   while (s + 1 < a.num_streams && index >= plan.streams[s].items_end) ++s;
   const AttnPlan::Stream& stream = plan.streams[s];
   if (s > 0) index -= plan.streams[s - 1].items_end;
@@ -104,13 +106,15 @@ __device__ __forceinline__ void find_path(const AttnLaunch& launch, AttnWork& wo
   }
 }
 
-// All threads, none of which still uses `work` or `scratch` (4 * N bytes): makes `work` the item of this ticket; false
-// when there is none left.
-__device__ bool begin_item(const AttnLaunch& launch, const AttnPlan& plan, AttnWork& work, uint32_t ticket,
+// All threads, none of which still uses `work` or `scratch` (4 * N bytes): makes `work` the item of this ticket, unless it
+// has been found; false when there is none left.
+__device__ bool begin_item(const AttnLaunch& launch, const AttnPlan& plan, AttnWork& work, uint32_t ticket, bool is_found,
                            int* scratch) {
   if (ticket >= uint32_t(plan.num_items)) return false;
-  if (threadIdx.x == 0) find_item(launch, plan, ticket, work.item);
-  __syncthreads();
+  if (!is_found) {
+    if (threadIdx.x == 0) find_item(launch, plan, ticket, work.item);
+    __syncthreads();
+  }
   if (work.item.node < 0) return true;
   find_path(launch, work, scratch, int(threadIdx.x), int(blockDim.x), [] { __syncthreads(); });
   __syncthreads();
@@ -122,11 +126,10 @@ __device__ __forceinline__ uint64_t draw(const AttnLaunch& launch, const AttnPla
   if (plan.num_items <= int(gridDim.x)) return kTicketMark | 0x7fffffffu;
   return atomicAdd(reinterpret_cast<unsigned long long*>(launch.tickets), 1ull);
 }
-// The ticket of a block's first item, as if it had been drawn.
-__device__ __forceinline__ uint64_t first_draw() { return kTicketMark | uint32_t(blockIdx.x - gridDim.x); }
 
 // The ticket that was drawn; past the last one when there is none.
 __device__ __forceinline__ uint32_t ticket_of(const AttnLaunch& launch, const AttnPlan& plan, uint64_t drawn) {
+#pragma unroll 1
   for (int tries = 0; tries < 10000; ++tries) {
     if (drawn >> 32 == kTicketMark >> 32) return gridDim.x + uint32_t(drawn);
     __nanosleep(100);  // block 0 has not yet set the mark; without a ticket, other blocks do the work

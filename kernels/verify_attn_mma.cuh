@@ -18,12 +18,12 @@ __global__ void __launch_bounds__(kMmaThreads, 1)
   extern __shared__ __align__(1024) unsigned char memory[];
   AttnPlan& plan = *reinterpret_cast<AttnPlan*>(memory + S::kPlan);
   AttnWork& work = *reinterpret_cast<AttnWork*>(memory + S::kWork);
-  wait_for_previous_kernel();
-  allow_next_kernel();
-  make_plan(launch, costs, plan);
+  wait_and_plan(launch, costs, plan, work.item);
   int* scratch = reinterpret_cast<int*>(memory);
-  for (uint32_t ticket = blockIdx.x; begin_item(launch, plan, work, ticket, scratch);
+  bool is_found = true;
+  for (uint32_t ticket = blockIdx.x; begin_item(launch, plan, work, ticket, is_found, scratch);
        ticket = work.next_ticket) {
+    is_found = false;
     if (work.item.end == work.item.begin) {
       if (threadIdx.x == 0) work.next_ticket = draw_ticket(launch, plan);
     } else if (work.item.log2_rows == 4) {

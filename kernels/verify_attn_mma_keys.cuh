@@ -1,7 +1,7 @@
 // Dimensions of verify_attn with mma.sync, what lies where in its shared memory, and the copies of keys into it.
 #pragma once
 #include "mma_bf16.cuh"
-#include "verify_attn_items.cuh"
+#include "verify_attn_begin.cuh"
 
 namespace kdtree {
 

@@ -12,6 +12,7 @@
 namespace kdtree {
 
 constexpr int kMaxAttnStreams = 64, kMaxPath = int(kMaxBudget) + 1;
+constexpr int kInvalidRow = -1, kUnusedRow = -2;  // becomes NaN; is not in use, and is left alone
 constexpr uint64_t kTicketMark = uint64_t{0x7bd1f5a3} << 32;
 
 // One launch: the rows [row_begin, row_begin + num_rows) of the step, whose partial results fit the workspace.
@@ -20,7 +21,7 @@ struct AttnLaunch {
   int64_t row_begin, num_rows;
   int64_t query_begin, num_queries;  // the same in queries
   uint64_t* tickets;      // upper half: a mark that the count in the lower half is this launch's
-  int32_t* num_leaves;    // [num_rows], or -1 for a row that is not valid
+  int32_t* num_leaves;    // [num_rows], or kInvalidRow or kUnusedRow
   float2* stats;          // [num_rows * H, max_leaves]: maximum (of log2), sum
   float* partials;        // [max_leaves, num_rows * H, pitch]
   int64_t max_leaves, pitch;
@@ -102,7 +103,8 @@ __device__ float estimate(const AttnLaunch& launch, const AttnPlan& plan, const 
   return work + __fdividef(partials, partials > 2.0f * kCacheBytes ? kMemoryRate : kCacheRate);
 }
 
-// One warp: whether there is a block for every item when runs are as short as can be. Then nothing else is as fast.
+// One warp: whether there is a block for every item when tiles and runs are as small as can be. Then nothing else is as
+// fast.
 __device__ __forceinline__ bool shortest_runs_fit(const AttnLaunch& launch, const AttnPlan& plan, int log2_rows, int lane) {
   int items = 0;
   for (int s = lane; s < int(launch.a.num_streams); s += kWarp) {
@@ -140,7 +142,7 @@ __device__ void choose_tiles(const AttnLaunch& launch, AttnPlan& plan, const Att
   }
   __syncwarp();
   const int sizes = costs.max_log2_rows - costs.min_log2_rows + 1;
-  const bool is_clear = sizes == 1 && shortest_runs_fit(launch, plan, costs.min_log2_rows, lane);
+  const bool is_clear = shortest_runs_fit(launch, plan, costs.min_log2_rows, lane);
   const int best = is_clear ? 0 : fastest_choice(launch, plan, costs, sizes, lane);
   const int shared_log2_rows = costs.min_log2_rows + best % sizes, shared_log2_unit = kLog2FirstLeaf + best / sizes;
   int items = 0;
@@ -164,8 +166,8 @@ __device__ void choose_tiles(const AttnLaunch& launch, AttnPlan& plan, const Att
   plan.num_items = plan.num_tail_items + items;
 }
 
-// All threads of the block.
-__device__ void make_plan(const AttnLaunch& launch, const AttnCosts& costs, AttnPlan& plan) {
+// All threads of the block. What comes last is one warp's: the others must meet it.
+__device__ void plan_streams(const AttnLaunch& launch, const AttnCosts& costs, AttnPlan& plan) {
   const VerifyAttnArgs& a = launch.a;
   const int num_streams = int(a.num_streams), thread = int(threadIdx.x), step = int(blockDim.x);
   const int32_t* row_stream = a.stream + launch.row_begin;
@@ -174,9 +176,8 @@ __device__ void make_plan(const AttnLaunch& launch, const AttnCosts& costs, Attn
   const int allocated = int(launch.num_rows);  // what is loaded first must not wait for the row count
   int s = stream_at(thread, allocated), before = stream_at(thread - 1, allocated);
   int behind = stream_at(thread + 1, allocated);
-  if (blockIdx.x == 0 && thread == 0)  // a store that atomics of other blocks see whole; nothing is read
-    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(launch.tickets), "l"(kTicketMark) : "memory");
   if (thread == 0) plan.num_rows = num_rows;
+#pragma unroll 1
   for (int i = thread; i < num_streams; i += step) {
     const int prefix = a.prefix_len[i];
     const bool valid = prefix >= 0 && prefix <= a.num_slots;
@@ -184,6 +185,7 @@ __device__ void make_plan(const AttnLaunch& launch, const AttnCosts& costs, Attn
   }
   __syncthreads();
   bool ordered = true;
+#pragma unroll 1
   for (int t = thread; t < num_rows; t += step) {
     if (t != thread) {
       s = stream_at(t, num_rows);
@@ -196,12 +198,12 @@ __device__ void make_plan(const AttnLaunch& launch, const AttnCosts& costs, Attn
     if (exists && (s != behind || t + 1 == num_rows)) plan.streams[s].num_rows = t + 1;  // its end, for now
   }
   ordered = __syncthreads_and(ordered);
+#pragma unroll 1
   for (int i = thread; i < num_streams; i += step)
     plan.streams[i].num_rows = ordered ? plan.streams[i].num_rows - plan.streams[i].row_begin : 0;
   if (thread == 0) plan.ordered = ordered;
   __syncthreads();
   if (thread < kWarp) choose_tiles(launch, plan, costs, thread);
-  __syncthreads();
 }
 
 }  // namespace kdtree

@@ -7,7 +7,7 @@
 #pragma once
 #include <type_traits>
 
-#include "verify_attn_items.cuh"
+#include "verify_attn_begin.cuh"
 
 namespace kdtree {
 
@@ -183,11 +183,11 @@ __global__ void __launch_bounds__(kSimtThreads, 1)
   __shared__ AttnWork work;
   __shared__ SimtShared<E> shared;
   __shared__ int scratch[kMaxPath];
-  wait_for_previous_kernel();
-  allow_next_kernel();
-  make_plan(launch, costs, plan);
-  for (uint32_t ticket = blockIdx.x; begin_item(launch, plan, work, ticket, scratch);
+  wait_and_plan(launch, costs, plan, work.item);
+  bool is_found = true;
+  for (uint32_t ticket = blockIdx.x; begin_item(launch, plan, work, ticket, is_found, scratch);
        ticket = work.next_ticket) {
+    is_found = false;
     if (threadIdx.x == 0) work.next_ticket = draw_ticket(launch, plan);
     SimtWorker<Float, E>(launch, work.item, work.path, shared).run();
     __syncthreads();

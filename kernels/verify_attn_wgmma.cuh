@@ -40,9 +40,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     prefetch_map(maps.q_latent);
     prefetch_map(maps.q_rope);
   }
-  wait_for_previous_kernel();
-  allow_next_kernel();
-  make_plan(launch, costs, shared.plan);
+  wait_and_plan(launch, costs, shared.plan, shared.items[0]);
   const WgmmaGroup group{launch, shared, shared_address(memory)};
   const int role = __shfl_sync(0xffffffffu, int(threadIdx.x) / kWarpgroup, 0);
   if (role == 0)

@@ -1,6 +1,6 @@
 // What the groups of attn_wgmma_kernel share: constants, shared memory, the ring of stages.
 #pragma once
-#include "verify_attn_items.cuh"
+#include "verify_attn_begin.cuh"
 #include "wgmma.cuh"
 
 namespace kdtree {

@@ -17,7 +17,7 @@ struct ScoresGroup : WgmmaGroup {
     RingPlace at;
     bool is_asked = false;  // the tile after the one at hand
     uint64_t drawn = 0;     // of one thread: what the item after the one at hand will be
-    if (thread / kWarp == kDrawer / kWarp) publish_item(0, first_draw());
+    if (thread / kWarp == kDrawer / kWarp) publish_first();
     ask_queries(0);
     ask(0, 0, at);
     for (int index = 0;; ++index) {
@@ -71,6 +71,18 @@ struct ScoresGroup : WgmmaGroup {
   }
 
   // --- items and loads ---
+
+  // One warp: item 0 was found with the plan. If it has no keys, as that of a row that is not valid, the next one takes its
+  // place.
+  __device__ __forceinline__ void publish_first() {
+    const AttnItem& item = shared.items[0];
+    const bool is_empty = item.end == item.begin && blockIdx.x < uint32_t(shared.plan.num_items);
+    __syncwarp();
+    if (is_empty)
+      publish_item(0, lane() == 0 ? draw(launch, shared.plan) : 0);
+    else
+      arrive(shared.item_ready[0]);
+  }
 
   // One warp, whose first thread has drawn: the first item with keys, from what was drawn on, becomes number `index`. Late
   // draws keep the work even.
