@@ -48,10 +48,10 @@ __device__ __forceinline__ void store_columns(Float* out, int count, const float
     if (i < count) out[i] = from_float<Float>(__fmul_rn(v[i], scale));
 }
 
-// Leaves of the query with most of them, at most.
-__device__ __forceinline__ int most_leaves(const VerifyAttnArgs& a, int lane) {
-  int prefix = 0;
-  for (int s = lane; s < int(a.num_streams); s += kWarp) prefix = max(prefix, a.prefix_len[s]);
+// Leaves of the query with most of them, at most; `prefix` is that of stream `lane`.
+__device__ __forceinline__ int most_leaves(const VerifyAttnArgs& a, int lane, int prefix) {
+#pragma unroll 1
+  for (int s = lane + kWarp; s < int(a.num_streams); s += kWarp) prefix = max(prefix, a.prefix_len[s]);
 #pragma unroll
   for (int offset = kWarp / 2; offset > 0; offset /= 2) prefix = max(prefix, __shfl_xor_sync(0xffffffffu, prefix, offset));
   return leaf_of(min(prefix, int(a.num_slots))) + 1;
@@ -129,7 +129,7 @@ __device__ __forceinline__ void fold_piece(const AttnLaunch& launch, const FoldP
   store_columns(out, latent - column, acc[0], num_leaves > 0 ? total.inverse_sum : NAN);
 }
 
-// The usual case of few rows has its own way: the number of leaves is asked for first of all, and it alone is waited for.
+// Few rows have their own way: the number of leaves of the block's piece is asked for with all else that must be known.
 template <class Float>
 __global__ void __launch_bounds__(kFoldThreads, kFoldBlocks) attn_fold_kernel(const __grid_constant__ AttnLaunch launch) {
   __shared__ float4 partial[kFoldSums][kWarp];
@@ -141,12 +141,13 @@ __global__ void __launch_bounds__(kFoldThreads, kFoldBlocks) attn_fold_kernel(co
   allow_next_kernel();
   const int num_leaves = launch.num_leaves[own.row];  // of every row of the launch, in use or not
   const int num_pieces = rows_in_use(a.num_rows_device, launch.num_rows, launch.row_begin) * int(a.num_heads) * slices;
+  const int prefix = lane < a.num_streams ? a.prefix_len[lane] : 0;
   if (blockIdx.x == 0 && threadIdx.x == 0) *launch.tickets = 0;
   if (num_pieces <= blocks) {
     if (num_leaves != kUnusedRow) fold_piece<Float, true>(launch, own, num_leaves, warp, lane, partial);
     return;
   }
-  const int most = most_leaves(a, lane);
+  const int most = most_leaves(a, lane, prefix);
   // rounds of loads, one after the other: for each piece, and for each 8 or 64 leaves
   const int alone = (num_pieces + blocks * kFoldWarps - 1) / (blocks * kFoldWarps) * (2 + most / 8);
   const int split = (num_pieces + blocks - 1) / blocks * (2 + most / 64);

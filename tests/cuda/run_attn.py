@@ -21,7 +21,17 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import check_common
-from check_attn import BF16, F32, Batch, Dims, check_batch, check_invalid_rows, random_tree, tune
+from check_attn import (
+    BF16,
+    F32,
+    Batch,
+    Dims,
+    check_batch,
+    check_invalid_rows,
+    random_tree,
+    tune,
+)
+from check_attn_one import check_chained, check_invalid_rows_of_one
 from op_lib import library, run, workspace_bytes
 from timing import copy_bandwidth, graph_time, graph_times, matmul_rate
 
@@ -29,7 +39,13 @@ START = time.time()
 LIMIT_S = float(os.environ.get("LIMIT_S", "170"))
 QUICK = bool(os.environ.get("QUICK"))  # few small batches, for compute-sanitizer
 KIMI64, KIMI8 = Dims(64, 512, 64, BF16), Dims(8, 512, 64, BF16)
-SMALL = [Dims(4, 64, 16, BF16), Dims(6, 48, 12, BF16), Dims(4, 64, 16, F32), Dims(6, 48, 12, F32)]
+SMALL = [
+    Dims(4, 64, 16, BF16),
+    Dims(8, 96, 16, BF16),
+    Dims(6, 48, 12, BF16),
+    Dims(4, 64, 16, F32),
+    Dims(6, 48, 12, F32),
+]
 BORDERS = (0, 1, 31, 32, 63, 64, 127, 128, 255, 256, 257, 500, 1023, 1024, 1919, 2047, 2048, 2303, 4096)
 record: dict = {"failures": check_common.failures}
 
@@ -59,6 +75,8 @@ def check(budget_s: float, uses_wgmma: bool = True, first_seed: int = 0, most: i
     tune(uses_wgmma=uses_wgmma)
     for dims in (KIMI64, KIMI8, *SMALL):
         check_invalid_rows(dims)
+        check_invalid_rows_of_one(dims)
+        compared += check_chained(dims, first_seed, 2 if QUICK else 12)
     while cases < most and time.time() - begin < budget_s and left() > 20:
         rng = random.Random(first_seed + cases)
         name, batch = random_case(rng, first_seed + cases)
@@ -92,7 +110,7 @@ def check_long() -> None:
         (KIMI64, 131071, 5, 1),
         (KIMI8, 131072, 9, 1),
         (KIMI8, 133119, 9, 1),
-        (SMALL[2], 20011, 65, 2),
+        (SMALL[3], 20011, 65, 2),
         (SMALL[0], 32766, 65, 2),
         (Dims(8, 512, 64, F32), 20011, 9, 1),
         (Dims(8, 512, 64, F32), 131070, 5, 1),

@@ -248,6 +248,24 @@ def attention_forms(t: int, *sizes: tuple[int, int, int, int, int]) -> Forms:
     ]
 
 
+def attention_alone(heads: int, latent: int, rope: int, nodes: int, prefix: int, t: int) -> dict[str, Any]:
+    """One stream, and as many rows again that are not in use, whose outputs are left as they are."""
+    fields = attention(heads, latent, rope, nodes, prefix, t)
+    trees = {name: fields[name][:1] for name in ("parent", "depth", "prefix_len", "cache")}
+    rows = {"stream": np.repeat(np.array([0, -1], INT), nodes), "node": np.repeat(np.array([0, -1], INT), nodes)}
+    rows["node"][:nodes] = np.arange(nodes, dtype=INT)
+    return fields | trees | rows | {"num_streams": 1, "num_rows_device": np.array([nodes], INT),
+                                    "out": real(2 * nodes, heads, latent, dtype=t)}  # fmt: skip
+
+
+def attention_alone_forms(t: int, *sizes: tuple[int, int, int, int, int]) -> Forms:
+    """Each (heads, latent, rope, nodes, prefix)."""
+    return lambda lib: [
+        Case("verify_attn", f"{DTYPE_NAME[t]} alone {'x'.join(map(str, size))}", attention_alone(*size, t))
+        for size in sizes
+    ]
+
+
 # --- trees ---------------------------------------------------------------------------------------------------------
 
 
@@ -325,7 +343,10 @@ CASES: dict[str, Forms] = {
     "moe_experts:INT4": of_one("moe_experts", experts_int4, "INT4"),
     "pack_int4": of_one("pack_int4", pack_int4, "integers"),
     "verify_attn:F32": attention_forms(F32, (4, 64, 16, 3, 37), (3, 48, 12, 3, 37)),
-    "verify_attn:BF16": attention_forms(BF16, (4, 64, 16, 3, 37), (3, 48, 12, 3, 37)),
+    "verify_attn:BF16": attention_forms(BF16, (4, 64, 16, 3, 37), (8, 96, 16, 3, 37), (3, 48, 12, 3, 37)),
+    "verify_attn:F32 alone": attention_alone_forms(F32, (4, 64, 16, 3, 37), (3, 48, 12, 4, 131)),
+    "verify_attn:BF16 alone": attention_alone_forms(BF16, (8, 96, 16, 3, 37), (3, 48, 12, 4, 131), (4, 64, 16, 7, 300)),
+    "verify_attn:BF16 latent 512 alone": attention_alone_forms(BF16, (8, 512, 64, 3, 0), (8, 512, 64, 4, 205)),
     "verify_attn:BF16 latent 512": attention_forms(
         BF16, (8, 512, 64, 1, 70), (64, 512, 64, 2, 70), (8, 512, 64, 4, 205)
     ),
