@@ -72,7 +72,10 @@ def _table(cost: CostModel, path: Path) -> str:
         lines.append(f"{'rows':>12} " + " ".join(f"{rows:>7}" for rows in surface.num_rows))
         for prefix_len, seconds in zip(cost.prefix_len, surface.seconds, strict=True):
             lines.append(f"{f'prefix {prefix_len}':>12} " + " ".join(f"{s * 1e3:>7.3f}" for s in seconds))
-    for name, at in cost.overhead.items():
-        each = ", ".join(f"{s * 1e3:.3f} at {count}" for count, s in at.items())
-        lines.append(f"{name}: milliseconds of a step besides, by streams: {each}")
+    for name, measured in cost.overhead.items():
+        lines.append(f"{name}: milliseconds of a step besides, by length of text")
+        for at in measured:
+            where = f"streams {at.num_streams}" + (f", {at.num_slots} slots each" if at.num_slots else "")
+            cut = f", to cut {at.cut_s * 1e3:.3f}" if at.num_slots > 1 else ""
+            lines.append(f"{where:>24} " + " ".join(f"{s * 1e3:>7.3f}" for s in at.seconds) + cut)
     return "\n".join([*lines, f"written: {path}"])

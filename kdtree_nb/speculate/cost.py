@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,19 +56,36 @@ class Surface:
 
 
 @dataclasses.dataclass(frozen=True)
+class Overhead:
+    """Seconds of drafting and bookkeeping in a step of `num_streams` streams, beside what a Surface holds.
+
+    num_slots: tree slots per stream of the captured step that drafts; 0 where the host drafts
+    seconds:   [P], one for each prefix length of the cost model
+    cut_s:     seconds that it takes besides to cut the trees inside the captured step
+    """
+
+    num_slots: int
+    num_streams: int
+    seconds: tuple[float, ...]
+    cut_s: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
 class CostModel:
-    """Measured surfaces and, for each drafter, what a step takes besides.
+    """Measured surfaces and, for each drafter, what a step takes besides and what its trees are like.
 
     max_budget: largest tree of a stream that was measured
     prefix_len: [P] ascending tokens in the cache, per stream
-    overhead:   drafter -> streams -> seconds of drafting and bookkeeping in a step
+    overhead:   drafter and mode -> by slots and streams
+    typical:    drafter and mode -> mean probability of node 0, 1, … of its trees, the root's first
     """
 
     key: CostKey
     max_budget: int
     prefix_len: tuple[int, ...]
     surfaces: tuple[Surface, ...]
-    overhead: Mapping[str, Mapping[int, float]] = dataclasses.field(default_factory=dict)
+    overhead: Mapping[str, tuple[Overhead, ...]] = dataclasses.field(default_factory=dict)
+    typical: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check(self)
@@ -78,12 +95,15 @@ class CostModel:
         """Captured slots per stream that were measured, ascending; [0] where a step takes what it needs."""
         return sorted({s.num_slots for s in self.surfaces})
 
-    def table(self, num_streams: int, largest: int, num_slots: int = 0, overhead_s: float = 0.0) -> np.ndarray:
+    def table(
+        self, num_streams: int, largest: int, num_slots: int = 0, overhead_s: float | np.ndarray = 0.0
+    ) -> np.ndarray:
         """Seconds f64 [P, largest + 1] of steps of 0 … `largest` rows; NEVER_S below num_streams rows.
 
         Between measured numbers of streams, and of rows, linear; beyond the last of either as between the last two, and
         not below the last: noise must not make a step free.
-        num_slots: of the smallest capture that was measured and holds as many.
+        num_slots:  of the smallest capture that was measured and holds as many
+        overhead_s: added to each, one number or f64 [P]
         """
         measured = [s for s in self.surfaces if s.num_slots == self._slots(num_slots)]
         low, high, weight = _between(sorted(s.num_streams for s in measured), num_streams)
@@ -91,27 +111,51 @@ class CostModel:
         at = {s.num_streams: s for s in measured}
         values = blend(_spread(at[low], drafted), _spread(at[high], drafted), weight)
         head = np.full((len(self.prefix_len), min(num_streams, largest + 1)), NEVER_S)
-        return np.concatenate([head, values + overhead_s], axis=1)
+        return np.concatenate([head, values + np.reshape(overhead_s, (-1, 1))], axis=1)
 
-    def seconds(self, num_streams: int, prefix_len: float, num_rows: int, num_slots: int = 0) -> float:
-        """Seconds of one step without its overhead; prefix_len is the mean over the streams."""
-        table = self.table(num_streams, num_rows, num_slots)
+    def seconds(
+        self, num_streams: int, prefix_len: float, num_rows: int, num_slots: int | None = None,
+        drafter: str | None = None,
+    ) -> float:  # fmt: skip
+        """Seconds of one step; prefix_len is the mean over the streams.
+
+        num_slots: of the captured step; default: as many as the rows need
+        drafter:   what it takes besides is counted, too
+        """
+        slots = -(-num_rows // num_streams) if num_slots is None else num_slots
+        besides = 0.0 if drafter is None else self.overhead_s(drafter, num_streams, slots)
+        table = self.table(num_streams, num_rows, slots, besides)
         first, weight = prefix_weight(self.prefix_len, prefix_len)
         last = min(first + 1, len(self.prefix_len) - 1)
         return float(blend(table[first, num_rows], table[last, num_rows], weight))
 
-    def overhead_s(self, drafter: str, num_streams: int) -> float:
-        """Seconds that a step takes besides the forward. Raises CalibrationError for a drafter not measured."""
+    def overhead_s(self, drafter: str, num_streams: int, num_slots: int = 0) -> np.ndarray:
+        """Seconds f64 [P] that a step takes besides the forward. Raises CalibrationError for a drafter not measured."""
+        low, high, weight = self._overhead(drafter, num_streams, num_slots)
+        values = (1 - weight) * np.array(low.seconds) + weight * np.array(high.seconds)
+        return np.maximum(values, 0.0)
+
+    def cut_s(self, drafter: str, num_streams: int, num_slots: int = 0) -> float:
+        """Seconds that cutting takes inside a captured step. Raises CalibrationError for a drafter not measured."""
+        low, high, weight = self._overhead(drafter, num_streams, num_slots)
+        return max(0.0, (1 - weight) * low.cut_s + weight * high.cut_s)
+
+    def _overhead(self, drafter: str, num_streams: int, num_slots: int) -> tuple[Overhead, Overhead, float]:
+        """The two that were measured around num_streams, and the weight of the upper one."""
         if drafter not in self.overhead:
             raise CalibrationError(
                 f'budget="auto": expected a drafter that was measured with this model ({", ".join(self.overhead)}), '
                 f"got {drafter}; run kdtree-nb calibrate with it (--drafter), or kdtree_nb.speculate.calibrate"
             )
-        points = sorted(self.overhead[drafter].items())
-        low, high, weight = _between([count for count, _ in points], num_streams)
-        return max(0.0, (1 - weight) * dict(points)[low] + weight * dict(points)[high])
+        known = self.overhead[drafter]
+        slots = _at_least({o.num_slots for o in known}, num_slots)
+        at = {o.num_streams: o for o in known if o.num_slots == slots}
+        low, high, weight = _between(sorted(at), num_streams)
+        return at[low], at[high], weight
 
-    def useful_budget(self, num_streams: int, depth: int, overhead_s: float, num_slots: int = 0) -> int:
+    def useful_budget(
+        self, num_streams: int, depth: int, overhead_s: float | np.ndarray, num_slots: int = 0
+    ) -> int:  # fmt: skip
         """Most drafted nodes that can pay, however good the drafter: a step emits at most 1 + depth tokens a stream.
 
         With more nodes than that a step takes longer than 1 + depth steps that draft nothing.
@@ -132,17 +176,25 @@ class CostModel:
                 Surface(s["num_slots"], s["num_streams"], tuple(s["num_rows"]), tuple(map(tuple, s["seconds"])))
                 for s in fields["surfaces"]
             )
-            overhead = {name: {int(n): float(s) for n, s in at.items()} for name, at in fields["overhead"].items()}
+            overhead = {
+                name: tuple(Overhead(o["num_slots"], o["num_streams"], tuple(o["seconds"]), o["cut_s"]) for o in at)
+                for name, at in fields["overhead"].items()
+            }
+            typical = {name: tuple(values) for name, values in fields["typical"].items()}
             key = CostKey(**fields["key"])
-            return cls(key, fields["max_budget"], tuple(fields["prefix_len"]), surfaces, overhead)
+            return cls(key, fields["max_budget"], tuple(fields["prefix_len"]), surfaces, overhead, typical)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise CalibrationError(
                 f"cost model: expected its fields, got {type(error).__name__}: {error}; run kdtree-nb calibrate again"
             ) from error
 
     def _slots(self, num_slots: int) -> int:
-        fits = [size for size in self.slot_sizes if size >= num_slots]
-        return fits[0] if fits else self.slot_sizes[-1]
+        return _at_least(self.slot_sizes, num_slots)
+
+
+def _at_least(sizes: Collection[int], wanted: int) -> int:
+    """The smallest of `sizes` that is at least `wanted`; the largest, where none is."""
+    return min((size for size in sizes if size >= wanted), default=max(sizes))
 
 
 def prefix_weight(knots: Sequence[int], prefix_len: float) -> tuple[int, float]:
@@ -200,8 +252,16 @@ def _check(model: CostModel) -> None:
         require(sizes == want, f"seconds of sizes {want}", sizes)
         require(all(_is_time(t) for row in s.seconds for t in row), "positive finite seconds", s.seconds)
     for name, at in model.overhead.items():
-        is_good = bool(at) and _are_counts(list(at), 1) and all(t == 0 or _is_time(t) for t in at.values())
-        require(is_good, f"seconds for {name} by streams", dict(at))
+        is_good = len(at) > 0 and all(_is_overhead(o, len(model.prefix_len)) for o in at)
+        require(is_good, f"seconds for {name} by slots and streams", at)
+    for name, values in model.typical.items():
+        is_good = len(values) > 0 and all(value == 0 or _is_time(value) for value in values)
+        require(is_good and max(values) <= 1, f"probabilities for {name}", values)
+
+
+def _is_overhead(o: Overhead, num_prefixes: int) -> bool:
+    is_place = _are_counts([o.num_slots]) and _are_counts([o.num_streams], 1) and len(o.seconds) == num_prefixes
+    return is_place and all(t == 0 or _is_time(t) for t in (*o.seconds, o.cut_s))
 
 
 def _are_counts(values: Sequence[Any], smallest: int = 0, largest: int = 2**31 - 1) -> bool:

@@ -44,9 +44,9 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def drafter_key(drafter: AnyDrafter) -> str:
-    """The name under which what a drafter takes is kept: its class and depth."""
-    return f"{type(drafter).__name__} of depth {drafter.depth}"
+def drafter_key(drafter: AnyDrafter, is_chain: bool = False) -> str:
+    """The name under which what a drafter takes is kept: its class and depth, and whether it is asked for chains."""
+    return f"{type(drafter).__name__} of depth {drafter.depth}" + (", chain" if is_chain else "")
 
 
 def cost_path(key: CostKey, folder: Path | None = None) -> Path:
@@ -64,7 +64,8 @@ def save_cost(cost: CostModel, folder: Path | None = None) -> Path:
     except CalibrationError:
         before = None
     if before is not None and before.key == cost.key:
-        cost = dataclasses.replace(cost, overhead={**before.overhead, **cost.overhead})
+        known = {"overhead": {**before.overhead, **cost.overhead}, "typical": {**before.typical, **cost.typical}}
+        cost = dataclasses.replace(cost, **known)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, [json.dumps(cost.to_dict(), indent=1).encode()])
     return path

@@ -64,13 +64,14 @@ class Cutter:
     """Cuts the trees of steps of S streams, by a cost model looked up at GRID lengths of prefix.
 
     max_budget: nodes of a stream's tree that are built, to be cut
-    overhead_s: [S] seconds of a step besides the forward, by the number of active streams less one
-    host_sizes: slots per stream of the steps that the host chooses among; [0] where it leads them itself
+    overhead_s: [S] seconds of a step besides the forward, by the number of active streams less one; each one number
+                or f64 [P]
+    host_sizes: slots per stream of the steps that are chosen among, ascending; [0] where the host leads them itself
     """
 
     def __init__(
-        self, cost: CostModel, num_streams: int, max_budget: int, overhead_s: Sequence[float], device: torch.device,
-        host_sizes: Sequence[int] = (0,),
+        self, cost: CostModel, num_streams: int, max_budget: int, overhead_s: Sequence[float | np.ndarray],
+        device: torch.device, host_sizes: Sequence[int] = (0,),
     ) -> None:  # fmt: skip
         self.max_budget, self.host_sizes = max_budget, tuple(host_sizes)
         self._cost, self._num_streams, self._overhead_s, self._device = cost, num_streams, overhead_s, device
@@ -83,8 +84,8 @@ class Cutter:
 
     @functools.cached_property
     def _of_device(self) -> torch.Tensor:
-        """Seconds f64 [1 + S, GRID, rows + 1]."""
-        return torch.from_numpy(self._seconds(self.max_budget + 1)).to(self._device)
+        """Seconds f64 [1 + S, GRID, rows + 1], of the largest size."""
+        return torch.from_numpy(self._of_host[-1]).to(self._device)
 
     def _seconds(self, num_slots: int) -> np.ndarray:
         """f64 [1 + S, GRID, rows + 1] by the number of active streams; with none, nothing of it is read."""
@@ -97,16 +98,21 @@ class Cutter:
             by_count.append([blend(table[first], table[min(first + 1, last)], w) for first, w in weights])
         return np.array([np.ones_like(by_count[0]), *by_count])
 
-    def _place(self, prefix_len: float) -> int:
+    def place(self, prefix_len: float) -> int:
+        """The cell of the grid that a prefix length lies in."""
         return min(int(prefix_len) // self._unit, GRID - 1)
 
     def grid_prefix(self, prefix_len: float) -> float:
         """The prefix length that stands for this one: the middle of its cell of the grid."""
-        return (self._place(prefix_len) + 0.5) * self._unit
+        return (self.place(prefix_len) + 0.5) * self._unit
+
+    def seconds(self, num_active: int, prefix_len: float) -> np.ndarray:
+        """Seconds f64 [sizes, rows + 1] of steps; prefix_len is the streams' mean."""
+        return self._of_host[:, num_active, self.place(prefix_len)]
 
     def on_host(self, tree: DraftTree, num_active: int, prefix_len: float) -> list[int]:
         """Nodes of each stream's tree, which lies on the host; prefix_len is the streams' mean."""
-        seconds = self._of_host[:, num_active, self._place(prefix_len)]
+        seconds = self.seconds(num_active, prefix_len)
         log_prob, num_nodes = tree.log_prob.numpy(), tree.num_nodes.tolist()
         if len(self.host_sizes) == 1:
             return cut_on_host(log_prob, num_nodes, seconds[0])[0]

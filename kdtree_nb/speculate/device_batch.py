@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -24,15 +25,22 @@ from kdtree_nb.tree import DraftTree
 LOOKAHEAD = 4
 """Steps in flight while the host reads the record of an earlier one. More are taken in vain when a text ends early."""
 
+PACE_WEIGHT = 0.25
+"""Of the last step in the mean of the tokens that a stream emits in one."""
+
+NUM_EMITTED = ops.RECORD_FIELDS.index("num_emitted")
+
 assert LOOKAHEAD <= RING_SIZE
 
 
 class InFlight(NamedTuple):
-    """A step that was launched: its runner, the place of its record, and the streams that ran as far as was known."""
+    """A step that was launched: its runner, the place of its record, the streams that ran as far as was known, and
+    whether the scores of its trees come along."""
 
     runner: StepRunner
     place: int
     streams: list[Stream]
+    with_scores: bool
 
 
 class DeviceBatch(Batch):
@@ -48,6 +56,7 @@ class DeviceBatch(Batch):
     ) -> None:  # fmt: skip
         super().__init__(forward, drafter, max_budget, on_step, mode, is_open)
         self._in_flight: deque[InFlight] = deque()
+        self._pace: float | None = None
         self._on_device = self.max_budget == 0 or isinstance(self.drafter, DeviceDrafter)
         forward.begin()
 
@@ -88,22 +97,42 @@ class DeviceBatch(Batch):
 
     @timed("verify")
     def launch_ahead(self) -> None:
-        """Start as many steps as may be in flight, but no more than tokens remain: a step emits at least one.
+        """Start as many steps as may be in flight, but none that is likely to come behind the end of all texts.
 
         What a watched step leaves on the device is gone after the next one: it is read before that is launched.
         """
         is_watched = self.on_step is not None or any(s.keeps_logits for s in self.running)
-        longest = max(s.num_remaining for s in self.running)
-        while len(self._in_flight) < min(1 if is_watched else LOOKAHEAD, longest):
-            self._launch(self._device_runner())
+        most, longest = 1 if is_watched else LOOKAHEAD, max(s.num_remaining for s in self.running)
+        while len(self._in_flight) < most and longest > self._likely_tokens(len(self._in_flight)):
+            self._launch(*self._device_runner())
 
-    def _launch(self, runner: StepRunner) -> None:
-        self._in_flight.append(InFlight(runner, runner.launch(), self.running))
+    def _likely_tokens(self, num_steps: int) -> float:
+        """What a stream emits in so many steps, rather too many: a step taken in vain takes longer than a late launch.
+        At least one each; without a draft no more. With drafts about as many as the mean of the last steps says, which
+        they differ from by about as much as it is."""
+        if self.max_budget == 0 or self._pace is None:
+            return num_steps
+        return max(num_steps, self._pace * (num_steps + math.sqrt(num_steps)))
 
-    def _device_runner(self) -> StepRunner:
+    def _launch(self, runner: StepRunner, with_scores: bool = False) -> None:
+        self._in_flight.append(InFlight(runner, runner.launch(with_scores), self.running, with_scores))
+
+    def _device_runner(self) -> tuple[StepRunner, bool]:
+        """What the next step runs, and whether the host wants to see the scores of its trees."""
         if all(s.budget == 0 for s in self.running):
-            return self.forward.root_runner()
-        return self.forward.drafting_runner(self.drafter, self.max_budget, self.mode)
+            return self.forward.root_runner(), False
+        mode = self.mode
+        if mode.sizer is None:
+            return self.forward.drafting_runner(self.drafter, self.max_budget, mode), False
+        size, with_scores = mode.sizer.choose(len(self.running), self._mean_prefix_len(self.running))
+        if size.num_slots == 1:
+            return self.forward.root_runner(), False
+        of_size = Mode(mode.is_chain, mode.sizer.cutters[size.num_slots] if size.is_cut else None)
+        return self.forward.drafting_runner(self.drafter, size.num_slots - 1, of_size), with_scores
+
+    @staticmethod
+    def _mean_prefix_len(streams: Sequence[Stream]) -> float:
+        return sum(len(s.tokens) - 1 for s in streams) / len(streams)
 
     def build(self, draft: DraftCandidates | DraftTree | None) -> DraftTree:
         """The trees of all S streams, on the host. Raises ValueError for a token outside the vocabulary."""
@@ -127,10 +156,16 @@ class DeviceBatch(Batch):
     def wait(self) -> tuple[StepRunner, list[list[int]], list[Stream]]:
         """The oldest step in flight, what its record holds, per seat the fields and the emitted tokens, and the streams
         that it was launched for."""
-        runner, place, streams = self._in_flight.popleft()
+        runner, place, streams, with_scores = self._in_flight.popleft()
         record = runner.wait(place)
-        num_fields = len(ops.RECORD_FIELDS)
-        used = num_fields + int(record[ops.RECORD_FIELDS.index("num_emitted")].max())
+        num_nodes, num_emitted = record[0], record[NUM_EMITTED]
+        took_part = num_nodes > 0
+        if took_part.any():
+            pace = num_emitted.sum() / took_part.sum()
+            self._pace = pace if self._pace is None else (1 - PACE_WEIGHT) * self._pace + PACE_WEIGHT * pace
+            if with_scores:
+                self.mode.sizer.learn(runner.scores(place)[took_part], self._mean_prefix_len(streams))
+        used = len(ops.RECORD_FIELDS) + int(num_emitted.max())
         return runner, record[:used].T.tolist(), streams
 
     @timed("accept")

@@ -38,12 +38,14 @@ def _memory_for(what: str, device: torch.device) -> AbstractContextManager[None]
 
 
 class Plan(NamedTuple):
-    """A kind of step: where its trees come from, how deep and large they get, what the host fills, if anything."""
+    """A kind of step: where its trees come from, how deep and large they get, what the host fills, if anything, and
+    whether the device drafts."""
 
     make_tree: MakeTree
     max_depth: int
     num_slots: int
     buffer: TreeBuffer | None = None
+    drafts: bool = False
 
 
 class DeviceForward:
@@ -68,6 +70,7 @@ class DeviceForward:
         self._addresses = addresses(model)
         self._storages = [t.untyped_storage() for t in model.tensors()]  # captured steps read them: they must stay
         self._runners: dict[Hashable, StepRunner] = {}
+        self._budgets: dict[int, torch.Tensor] = {}  # `budget` again, cut off at a step's own
 
     @classmethod
     def allocate(cls, model: Model, num_streams: int, num_slots: int) -> DeviceForward:
@@ -104,6 +107,12 @@ class DeviceForward:
             (state.remaining, [s.num_remaining for s in streams]), (self.budget, [s.budget for s in streams]),
         ):  # fmt: skip
             to.index_copy_(0, seats, self._upload(values, to.dtype))
+        self.limit_budgets()
+
+    def limit_budgets(self) -> None:
+        """Have the steps that draft see `budget`, each up to its own largest."""
+        for max_budget, budget in self._budgets.items():
+            torch.clamp(self.budget, max=max_budget, out=budget)
 
     def set_active(self, seats: Sequence[int], is_active: bool) -> None:
         """Who takes part in the steps that are launched from now on."""
@@ -155,9 +164,10 @@ class DeviceForward:
 
         def plan() -> Plan:
             depth = torch.arange(1, drafter.depth + 1, dtype=torch.int32, device=self.device)[None, :, None]
-            sizes = max_budget, depth, mode
-            make_tree = functools.partial(drafted_trees, self.model, drafter, self.state, self.budget, *sizes)
-            return Plan(make_tree, min(max_budget, drafter.depth), max_budget + 1)
+            budget = self._budgets.setdefault(max_budget, self.budget.clamp(max=max_budget))
+            sizes = budget, max_budget, depth, mode
+            make_tree = functools.partial(drafted_trees, self.model, drafter, self.state, *sizes)
+            return Plan(make_tree, min(max_budget, drafter.depth), max_budget + 1, drafts=True)
 
         return self._runner((id(drafter), max_budget, mode.is_chain, id(mode.cutter)), plan)
 
@@ -167,6 +177,7 @@ class DeviceForward:
         if key not in self._runners:
             if len(self._runners) == MAX_RUNNERS:
                 self._runners.clear()
+                self._budgets.clear()
             active = self.state.active.clone()
             self.state.active.zero_()
             self._runners[key] = self._new_runner(plan())
@@ -188,7 +199,7 @@ class DeviceForward:
             plan.make_tree, plan.max_depth,
         )  # fmt: skip
         S = self.cache.num_streams
-        return StepRunner(step, S, plan.max_depth, self.device, self._shared_pool(), plan.buffer)
+        return StepRunner(step, S, plan.max_depth, self.device, self._shared_pool(), plan.buffer, plan.drafts)
 
     def _shared_pool(self) -> tuple[int, int] | None:
         """The memory pool of the runners that are there; a pool is gone with the last graph that used it."""

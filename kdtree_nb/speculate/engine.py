@@ -236,7 +236,7 @@ class Engine:
             raise ValueError('generate_ddtree: expected a drafter for budget "auto", got none: Engine(drafter=…)')
         if self._auto is None:
             self._auto = Auto.of(self.model, self._kind.name, None)
-        return Mode(self._is_chain, self._auto.cutter(self.drafter, num_streams, self._is_chain))
+        return self._auto.mode(self.drafter, num_streams, self._is_chain)
 
     def _check_alone(self) -> None:
         """Raises ValueError where several ranks would each follow a cost model of its own."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,18 +11,14 @@ import torch
 from tqdm.auto import tqdm
 
 from kdtree_nb.config import MAX_BUDGET
-from kdtree_nb.drafters import AnyDrafter, DeviceDrafter
+from kdtree_nb.drafters import AnyDrafter
 from kdtree_nb.model import Model
-from kdtree_nb.native import ops
 from kdtree_nb.speculate.cost import CostModel, Surface
-from kdtree_nb.speculate.cost_store import cost_key, drafter_key
-from kdtree_nb.speculate.device_forward import DeviceForward
-from kdtree_nb.speculate.drafting import chain_trees
+from kdtree_nb.speculate.cost_store import cost_key
 from kdtree_nb.speculate.engine import Engine
-from kdtree_nb.speculate.forward import TreeForward
-from kdtree_nb.speculate.mode import num_tree_slots
-from kdtree_nb.speculate.stats import STAGES
-from kdtree_nb.tree import DraftTree
+from kdtree_nb.speculate.measure_drafting import NUM_TOKENS, with_drafter
+from kdtree_nb.speculate.mode import captured_sizes
+from kdtree_nb.speculate.probes import DeviceProbe, HostProbe
 
 NUM_STREAMS = (1, 4, 10)
 PREFIX_LEN = (32, 512, 2048)
@@ -32,14 +27,6 @@ NUM_ROUNDS = 7
 
 NUM_WARM = 2
 """Untimed calls in front of the timed ones; the second call of a shape may still capture it."""
-
-STEPS_IN_FLIGHT = 4
-"""Captured steps of a GPU that are timed together, as an engine launches them ahead."""
-
-NUM_TOKENS = 32
-"""Length of the texts that are generated to see what a drafter takes."""
-
-PREFILL_TOKENS = 256
 
 Probe = Callable[[int, int], float]
 """(prefix_len, nodes of each stream) -> seconds of a forward over such trees, sampled once."""
@@ -84,9 +71,8 @@ class Effort:
         return self
 
     def sizes(self) -> list[int]:
-        """Nodes of a stream's tree, root included: those of captured steps, and the largest."""
-        largest = self.max_budget + 1
-        return sorted({num_tree_slots(n) for n in range(1, largest) if num_tree_slots(n) < largest} | {largest})
+        """Nodes of a stream's tree, root included: those of captured steps."""
+        return captured_sizes(self.max_budget)
 
 
 def calibrate(
@@ -105,8 +91,10 @@ def calibrate(
     with torch.inference_mode():
         surfaces = _surfaces(model, kind, text, effort, show_progress)
     cost = CostModel(cost_key(model, kind), effort.max_budget, effort.prefix_len, tuple(surfaces))
-    overhead = {drafter_key(d): _overhead(model, d, cost, text, effort, use_graphs) for d in drafters}
-    return dataclasses.replace(cost, overhead=overhead)
+    asked = list(itertools.product(drafters, (False, True)))
+    for drafter, is_chain in tqdm(asked, desc="calibrate", unit="drafter", disable=not show_progress):
+        cost = with_drafter(cost, model, drafter, is_chain, text, effort.num_streams, effort.num_rounds, use_graphs)
+    return cost
 
 
 def source_text(model: Model, num_tokens: int) -> list[int]:
@@ -121,10 +109,10 @@ def _surfaces(model: Model, kind: str, text: list[int], effort: Effort, show_pro
     sizes, surfaces = effort.sizes(), []
     for num_streams in tqdm(effort.num_streams, desc="calibrate", unit="batch", disable=not show_progress):
         if kind == "host":
-            probe = _HostProbe(model, num_streams, text, effort)
+            probe = HostProbe(model, num_streams, text, effort.prefix_len[-1], effort.max_budget)
             surfaces.append(_measure(probe, num_streams, 0, sizes, effort))
             continue
-        device_probe = _DeviceProbe(model, num_streams, text, effort)
+        device_probe = DeviceProbe(model, num_streams, text, effort.prefix_len[-1], effort.max_budget)
         for below, size in zip([0, *sizes], sizes, strict=False):
             device_probe.capture(size)
             counts = sizes if size == sizes[-1] else sorted({below + 1, size})
@@ -142,125 +130,3 @@ def _measure(probe: Probe, num_streams: int, num_slots: int, sizes: list[int], e
     quickest = iter(map(min, zip(*rounds, strict=True)))
     seconds = tuple(tuple(next(quickest) for _ in sizes) for _ in effort.prefix_len)
     return Surface(num_slots, num_streams, tuple(num_streams * size for size in sizes), seconds)
-
-
-class _HostProbe:
-    """Times forwards that the host leads, on a cache that holds the text for every stream."""
-
-    def __init__(self, model: Model, num_streams: int, text: list[int], effort: Effort) -> None:
-        self.forward = TreeForward.allocate(model, num_streams, effort.prefix_len[-1] + effort.max_budget + 1)
-        self.trees = _Trees(text, num_streams, effort.max_budget, model.config.vocab_size, model.device)
-        _fill(self.forward, text[: effort.prefix_len[-1]])
-
-    def __call__(self, prefix_len: int, num_nodes: int) -> float:
-        self.forward.prefix_len.fill_(prefix_len)
-        tree = self.trees(prefix_len, num_nodes)
-        _wait_for(self.forward.model.device)
-        start = time.perf_counter()
-        self.forward(tree, num_nodes * tree.num_streams)
-        _wait_for(self.forward.model.device)
-        return time.perf_counter() - start
-
-
-class _DeviceProbe:
-    """Times steps that the device takes, with trees of the host, from launch to record."""
-
-    def __init__(self, model: Model, num_streams: int, text: list[int], effort: Effort) -> None:
-        room = STEPS_IN_FLIGHT * (effort.max_budget + 1)
-        self.forward = DeviceForward.allocate(model, num_streams, effort.prefix_len[-1] + room + effort.max_budget + 1)
-        host = torch.device("cpu")
-        self.trees = _Trees(text, num_streams, effort.max_budget, model.config.vocab_size, host)
-        self.num_steps = STEPS_IN_FLIGHT if model.device.type == "cuda" else 1
-        _fill(self.forward, text[: effort.prefix_len[-1]])
-
-    def capture(self, num_slots: int) -> None:
-        """Time steps of this many slots per stream from now on."""
-        self.runner = self.forward.root_runner() if num_slots == 1 else self.forward.tree_runner(num_slots)
-
-    def __call__(self, prefix_len: int, num_nodes: int) -> float:
-        state = self.forward.state
-        state.prefix_len.fill_(prefix_len)
-        state.active.fill_(1)
-        state.remaining.fill_(state.text.shape[1])
-        tree = self.trees(prefix_len, num_nodes)
-        state.bonus.copy_(tree.token[:, 0])
-        if self.runner.buffer is not None:
-            self.runner.buffer.put(tree)
-        _wait_for(self.forward.device)
-        start = time.perf_counter()
-        places = [self.runner.launch() for _ in range(self.num_steps)]
-        self.runner.wait(places[-1])
-        return (time.perf_counter() - start) / self.num_steps
-
-
-class _Trees:
-    """Trees of S streams of any size, on `device`: tokens drawn from the text, as bushy as a drafter's."""
-
-    def __init__(
-        self, text: list[int], num_streams: int, max_budget: int, vocab_size: int, device: torch.device
-    ) -> None:
-        self.text, self.device = text, device
-        depth = min(16, max_budget)
-        generator = torch.Generator().manual_seed(0)
-        log_probs = torch.randn(num_streams, depth, min(64, vocab_size), generator=generator).mul_(2).log_softmax(2)
-        place = torch.randint(len(text), log_probs.shape, generator=generator)
-        token = torch.tensor(text)[place]
-        bonus = torch.zeros(num_streams, dtype=torch.int64)
-        ids = torch.arange(log_probs.shape[2]).expand(log_probs.shape).contiguous()
-        tree = ops.tree_build(log_probs.sort(descending=True).values.contiguous(), ids, bonus, max_budget)
-        drawn = token.flatten(1)[:, torch.arange(max_budget + 1) % token[0].numel()]
-        self.tree = DraftTree(*(field.to(device) for field in [drawn, *list(vars(tree).values())[1:]]))
-
-    def __call__(self, prefix_len: int, num_nodes: int) -> DraftTree:
-        """The first num_nodes nodes of each tree, whose root is the text's token behind the prefix."""
-        self.tree.token[:, 0] = self.text[prefix_len]
-        self.tree.num_nodes.fill_(num_nodes)
-        return self.tree
-
-
-def _fill(forward: TreeForward | DeviceForward, text: list[int]) -> None:
-    """Put the text into the cache of every stream."""
-    S, device = forward.cache.num_streams, forward.tree_device
-    if isinstance(forward, DeviceForward):
-        forward.state.active.fill_(1)
-    for start in range(0, len(text), PREFILL_TOKENS):
-        forward.prefill(chain_trees([text[start : start + PREFILL_TOKENS]] * S, device))
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _overhead(
-    model: Model, drafter: AnyDrafter, cost: CostModel, text: list[int], effort: Effort, use_graphs: bool | None
-) -> dict[int, float]:  # fmt: skip
-    """Streams -> seconds of a step of DDTree beside the forward, over short generations with trees that are cut."""
-    free = dataclasses.replace(cost, overhead={drafter_key(drafter): dict.fromkeys(effort.num_streams, 0.0)})
-    engine = Engine(model, drafter, "auto", use_graphs=use_graphs, cost=free)
-    length = min(len(text) - 1, effort.prefix_len[min(1, len(effort.prefix_len) - 1)])
-    found = {}
-    for num_streams in effort.num_streams:
-        prompts = [text[:length]] * num_streams
-        samples = [_beside(engine, prompts, free) for _ in range(1 + effort.num_rounds)]
-        found[num_streams] = max(0.0, min(samples[1:]))  # the first one captures
-    return found
-
-
-def _beside(engine: Engine, prompts: list[list[int]], cost: CostModel) -> float:
-    """Mean seconds of a step of a generation beside its forward: by the stages, or where a captured step holds them
-    all, the whole less what the cost model says of the forwards."""
-    results = engine.generate_ddtree(prompts, NUM_TOKENS, stop_token_ids=())
-    seconds = results[0].stats.seconds
-    num_steps = max(r.stats.num_target_forwards for r in results)
-    if cost.key.kind == "host":
-        return sum(seconds[stage] for stage in STAGES if stage not in ("prefill", "verify")) / num_steps
-    taken = sum(seconds[stage] for stage in STAGES if stage != "prefill")
-    cutter = engine._auto.cutter(engine.drafter, len(prompts), False)
-    in_graph = isinstance(engine._spares[0].features.reader or engine.drafter, DeviceDrafter)
-    forwards = 0.0
-    for counts in itertools.zip_longest(*(r.stats.nodes_per_step for r in results), fillvalue=0):
-        num_active = sum(count > 0 for count in counts)
-        num_slots = cutter.max_budget + 1 if in_graph else num_tree_slots(max(counts))
-        forwards += cost.seconds(num_active, len(prompts[0]), sum(counts), num_slots)
-    return (taken - forwards) / num_steps

@@ -41,7 +41,8 @@ def test_json_and_another_folder(capsys, folder, tmp_path):
         cli.main(["calibrate", *QUICK, "--drafter", "random", "--drafter", "ngram", "--json", "--out", str(out)]) == 0
     )
     cost = CostModel.from_dict(json.loads(capsys.readouterr().out))
-    assert list(cost.overhead) == ["Random of depth 7", "NGram of depth 16"] and not folder.exists()
+    names = ["Random of depth 7", "Random of depth 7, chain", "NGram of depth 16", "NGram of depth 16, chain"]
+    assert list(cost.overhead) == names and not folder.exists()
     (path,) = out.glob("*.json")
     assert CostModel.from_dict(json.loads(path.read_text())) == cost
 

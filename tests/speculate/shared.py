@@ -11,6 +11,9 @@ from kdtree_nb import Engine
 from kdtree_nb.model import Model, build_model
 from kdtree_nb.speculate import Generation
 from kdtree_nb.speculate import engine as engine_module
+from kdtree_nb.speculate.cost import CostModel, Overhead, Surface
+from kdtree_nb.speculate.cost_store import cost_key, drafter_key
+from kdtree_nb.speculate.mode import captured_sizes
 from kdtree_nb.tiny2 import tiny2_config, tiny2_weights
 
 NUM_TOKENS = 24
@@ -35,6 +38,24 @@ def submit_all(engine: Engine, prompts: list[list[int]], counts: int | Sequence[
     """The handles of all prompts, each to emit its count of tokens or the one count."""
     counts = [counts] * len(prompts) if isinstance(counts, int) else counts
     return [engine.submit(p, n, stop_token_ids=(), **options) for p, n in zip(prompts, counts, strict=True)]
+
+
+def linear_cost(
+    model: Model, kind: str, drafter, per_row: float, max_budget: int = 16, per_slot: float = 0.0, typical=()
+) -> CostModel:
+    """1 second, per_row for every row, and of a captured step per_slot for every slot of all streams."""
+
+    def seconds(size: int, num_rows: int, S: int) -> float:
+        return 1 + per_slot * S * size + per_row * num_rows
+
+    surfaces = tuple(
+        Surface(size, S, (S, S * (max_budget + 1)), ((seconds(size, S, S), seconds(size, S * (max_budget + 1), S)),))
+        for S in (1, 10)
+        for size in ([0] if kind == "host" else captured_sizes(max_budget))
+    )
+    names = [drafter_key(drafter, is_chain) for is_chain in (False, True)]
+    nothing = {name: (Overhead(0, 1, (0.0,)),) for name in names}
+    return CostModel(cost_key(model, kind), max_budget, (1,), surfaces, nothing, {names[0]: typical} if typical else {})
 
 
 def poisoned_model(token: int, device: torch.device) -> Model:

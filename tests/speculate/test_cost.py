@@ -16,7 +16,7 @@ from kdtree_nb.model import build_model
 from kdtree_nb.native import ops
 from kdtree_nb.speculate import calibrate, load_cost, save_cost
 from kdtree_nb.speculate import engine as engine_module
-from kdtree_nb.speculate.cost import NEVER_S, CostKey, CostModel, Surface
+from kdtree_nb.speculate.cost import NEVER_S, CostKey, CostModel, Overhead, Surface
 from kdtree_nb.speculate.cost_store import cost_key, cost_path, data_dir, drafter_key
 from kdtree_nb.speculate.cut import Cutter
 from kdtree_nb.speculate.measure_cost import Effort
@@ -32,9 +32,11 @@ def plane(num_streams: int, rows: tuple[int, ...], prefixes=(10, 110), num_slots
     return Surface(num_slots, num_streams, rows, seconds)
 
 
+OVERHEAD = tuple(Overhead(0, n, (n * 1e-4, n * 2e-4), n * 1e-5) for n in (1, 4))
 COST = CostModel(
-    KEY, 16, (10, 110), (plane(1, (1, 2, 5, 17)), plane(4, (4, 8, 20, 68))), {"NGram of depth 16": {1: 1e-4, 4: 4e-4}}
-)
+    KEY, 16, (10, 110), (plane(1, (1, 2, 5, 17)), plane(4, (4, 8, 20, 68))), {"NGram of depth 16": OVERHEAD},
+    {"NGram of depth 16": (1.0, 0.5, 0.25)},
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("num_streams", [1, 2, 3, 4, 7])
@@ -80,12 +82,22 @@ def test_noise_makes_no_step_free():
 
 
 def test_overhead_is_that_of_the_drafter():
-    assert COST.overhead_s("NGram of depth 16", 1) == 1e-4
-    assert COST.overhead_s("NGram of depth 16", 3) == pytest.approx(3e-4)
+    assert COST.overhead_s("NGram of depth 16", 1).tolist() == [1e-4, 2e-4]
+    assert COST.overhead_s("NGram of depth 16", 3) == pytest.approx([3e-4, 6e-4])
+    assert COST.cut_s("NGram of depth 16", 3) == pytest.approx(3e-5)
+    whole = COST.seconds(1, 60, 4, drafter="NGram of depth 16")
+    assert whole == pytest.approx(COST.seconds(1, 60, 4) + 1.5e-4)
     with pytest.raises(
         CalibrationError, match=r"measured with this model \(NGram of depth 16\), got Random of depth 7"
     ):
         COST.overhead_s(drafter_key(drafters.Random()), 1)
+
+
+def test_overhead_is_that_of_the_smallest_captured_step_that_holds_the_tree():
+    measured = tuple(Overhead(slots, 1, (slots * 1e-3, slots * 2e-3)) for slots in (1, 3, 9))
+    cost = dataclasses.replace(COST, overhead={"x": measured})
+    for slots, at in ((0, 1), (1, 1), (2, 3), (3, 3), (4, 9), (9, 9), (50, 9)):
+        assert cost.overhead_s("x", 1, slots).tolist() == [at * 1e-3, at * 2e-3]
 
 
 @pytest.mark.parametrize(("depth", "want"), [(1, 16), (0, 0)])
@@ -109,8 +121,15 @@ def test_a_budget_that_takes_longer_than_the_steps_it_saves():
         ({"surfaces": (plane(1, (1, 2), prefixes=(1,)),)}, "expected seconds of sizes"),
         ({"surfaces": (Surface(0, 1, (1,), ((float("nan"),), (1.0,))),)}, "expected positive finite seconds"),
         ({"surfaces": (plane(1, (1, 2)), plane(1, (1, 3)))}, "expected one surface for each"),
-        ({"overhead": {"x": {1: float("inf")}}}, "expected seconds for x"),
-        ({"overhead": {"x": {0: 1.0}}}, "expected seconds for x"),
+        ({"overhead": {"x": (Overhead(0, 1, (1.0, float("inf"))),)}}, "expected seconds for x"),
+        ({"overhead": {"x": (Overhead(0, 0, (1.0, 1.0)),)}}, "expected seconds for x"),
+        ({"overhead": {"x": (Overhead(-1, 1, (1.0, 1.0)),)}}, "expected seconds for x"),
+        ({"overhead": {"x": (Overhead(0, 1, (1.0,)),)}}, "expected seconds for x"),
+        ({"overhead": {"x": (Overhead(0, 1, (1.0, 1.0), float("nan")),)}}, "expected seconds for x"),
+        ({"overhead": {"x": ()}}, "expected seconds for x"),
+        ({"typical": {"x": (1.0, float("nan"))}}, "expected probabilities for x"),
+        ({"typical": {"x": (1.0, 1.5)}}, "expected probabilities for x"),
+        ({"typical": {"x": ()}}, "expected probabilities for x"),
         ({"max_budget": 1.5}, "expected a max_budget of 1"),
         ({"prefix_len": (float("nan"), 2)}, "expected ascending prefix lengths"),
         ({"prefix_len": ("1", "2")}, "expected ascending prefix lengths"),
@@ -191,7 +210,17 @@ def test_steps_of_the_device_are_measured_by_the_size_of_their_captures(tiny2, m
     assert cost.key.kind == "device" and cost.slot_sizes == [1, 2, 3, 5, 6]
     rows = {s.num_slots: s.num_rows for s in cost.surfaces if s.num_streams == 3}
     assert rows == {1: (3,), 2: (6,), 3: (9,), 5: (12, 15), 6: (3, 6, 9, 15, 18)}
-    assert cost.overhead.keys() == {drafter_key(drafter)}
+    assert cost.overhead.keys() == {drafter_key(drafter), drafter_key(drafter, True)}
+    is_on_host = isinstance(drafter, drafters.NGram)
+    assert cost.typical.keys() == (set() if is_on_host else cost.overhead.keys())
+    places = {is_chain: [(o.num_slots, o.num_streams) for o in cost.overhead[drafter_key(drafter, is_chain)]]
+              for is_chain in (False, True)}  # fmt: skip
+    slots = [0] if is_on_host else [1, 2, 3, 5, 6]
+    assert places[False] == [(size, S) for S in (1, 3) for size in slots]
+    assert places[True] == [(size, S) for S in (1, 3) for size in ([0] if is_on_host else [1, 2, 3, 5])]
+    for name, values in cost.typical.items():
+        assert len(values) == (5 if name.endswith("chain") else 6) and values[0] == 1
+        assert all(0 <= b <= a for a, b in zip(values, values[1:], strict=False))
     engine = Engine(tiny2, drafter, budget="auto", cost=cost)
     runs = [run([[1, 2, 3], [4, 5]], 7, stop_token_ids=()) for run in (engine.generate_ddtree, engine.generate_ar)]
     assert [g.tokens for g in runs[0]] == [g.tokens for g in runs[1]]
@@ -212,8 +241,10 @@ def test_drafters_that_were_measured_before_are_kept(tiny2, folder):
     key = cost_key(tiny2, "host")
     first = dataclasses.replace(COST, key=key)
     save_cost(first)
-    save_cost(dataclasses.replace(first, overhead={"Random of depth 7": {1: 0.5}}))
-    assert load_cost(tiny2, "host").overhead == {"NGram of depth 16": {1: 1e-4, 4: 4e-4}, "Random of depth 7": {1: 0.5}}
+    other = {"Random of depth 7": (Overhead(0, 1, (0.5, 0.5)),)}
+    save_cost(dataclasses.replace(first, overhead=other, typical={"Random of depth 7": (1.0,)}))
+    kept = load_cost(tiny2, "host")
+    assert kept.overhead == {**COST.overhead, **other} and kept.typical == {**COST.typical, "Random of depth 7": (1.0,)}
     save_cost(dataclasses.replace(first, key=dataclasses.replace(key, build="other"), overhead={}))
     with pytest.raises(CalibrationError, match="is stale: expected build"):
         load_cost(tiny2, "host")

@@ -12,9 +12,9 @@ import torch
 from kdtree_nb import Engine, drafters, ops
 from kdtree_nb.speculate import engine as engine_module
 from kdtree_nb.speculate.cost import NEVER_S, CostKey, CostModel, Surface
-from kdtree_nb.speculate.cost_store import cost_key, drafter_key
 from kdtree_nb.speculate.cut import Cutter, cut, cut_on_host
 from kdtree_nb.speculate.mode import num_tree_slots
+from tests.speculate.shared import linear_cost
 
 KEY = CostKey("d", "t", "host", "s", "m", "b")
 
@@ -165,18 +165,6 @@ def test_a_prefix_is_looked_up_close_by(device):
     for prefix_len in (0, 1, 500, 1000, 1999):
         assert abs(cutter.grid_prefix(prefix_len) - prefix_len) <= 16
     assert cutter.grid_prefix(10**6) == cutter.grid_prefix(2047) <= 2047
-
-
-def linear_cost(model, kind: str, drafter, per_row: float, max_budget: int = 16) -> CostModel:
-    """1 second, and per_row for every row."""
-    streams = (1, 10)
-    slots = [0] if kind == "host" else sorted({num_tree_slots(n) for n in range(1, max_budget + 2)})
-    surfaces = tuple(
-        Surface(size, S, (S, S * (max_budget + 1)), ((1 + per_row * S, 1 + per_row * S * (max_budget + 1)),))
-        for S in streams
-        for size in slots
-    )
-    return CostModel(cost_key(model, kind), max_budget, (1,), surfaces, {drafter_key(drafter): {1: 0.0}})
 
 
 def make_drafter(name, continuations, vocab_size):

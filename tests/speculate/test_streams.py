@@ -10,11 +10,8 @@ import torch
 
 from kdtree_nb import Engine, drafters
 from kdtree_nb.speculate.batch import PREFILL_CHUNK_TOKENS, Batch
-from kdtree_nb.speculate.cost import CostModel, Surface
-from kdtree_nb.speculate.cost_store import cost_key, drafter_key
-from kdtree_nb.speculate.mode import num_tree_slots
 from tests.speculate.schedules import Schedule, Tally, solo_texts
-from tests.speculate.shared import NUM_TOKENS, submit_all
+from tests.speculate.shared import NUM_TOKENS, linear_cost, submit_all
 
 
 @pytest.fixture(scope="module")
@@ -189,20 +186,9 @@ def test_handles_in_several_threads(tiny2, prompts, ar):
     assert results == {number: ar("tiny2")[number % 3].tokens for number in range(6)}
 
 
-def rising_cost(model, kind, drafter, max_budget=16) -> CostModel:
-    """1 second, and 0.05 for every row."""
-    seats = [0] if kind == "host" else sorted({num_tree_slots(n) for n in range(1, max_budget + 2)})
-    surfaces = tuple(
-        Surface(size, S, (S, S * (max_budget + 1)), ((1 + 0.05 * S, 1 + 0.05 * S * (max_budget + 1)),))
-        for S in (1, 10)
-        for size in seats
-    )
-    return CostModel(cost_key(model, kind), max_budget, (1,), surfaces, {drafter_key(drafter): {1: 0.0}})
-
-
 def test_trees_shrink_as_streams_grow(tiny2, prompt, want, skip_gram, kind):
     """budget "auto" knows how many run: the rows of a step are shared among them."""
-    engine = Engine(tiny2, skip_gram, "auto", cost=rising_cost(tiny2, kind, skip_gram))
+    engine = Engine(tiny2, skip_gram, "auto", cost=linear_cost(tiny2, kind, skip_gram, 0.05))
     sizes = {}
     for num_streams in (1, 10):
         handles = submit_all(engine, [prompt] * num_streams)
