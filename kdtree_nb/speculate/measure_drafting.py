@@ -22,8 +22,8 @@ from kdtree_nb.speculate.stats import STAGES
 NUM_TOKENS = 32
 """Length of the texts that are generated to see what a drafter on the host takes."""
 
-NUM_PLACES = 24
-"""Places of the text at which trees are looked at."""
+NUM_PLACES = 8
+"""Places of the text from which steps go on whose trees are looked at."""
 
 CUT_SLOTS = 17
 """Slots of the captured step that is timed with its trees cut and whole."""
@@ -59,11 +59,11 @@ class _Drafting:
         self.sizes = captured_sizes(min(probe.drafter.depth, cost.max_budget) if is_chain else cost.max_budget)
 
     def typical(self) -> tuple[float, ...]:
-        """Mean probability of each node of the largest trees along the text. Backwards, since what a step emits takes
-        the place of the text behind it."""
+        """Mean probability of each node of the largest trees, in steps that go on from places of the text. Backwards,
+        since what a step emits takes the place of the text behind it."""
         self.probe.capture(self.sizes[-1], self.mode)
         places = np.linspace(self.cost.prefix_len[-1], self.cost.prefix_len[0], NUM_PLACES).astype(int)
-        mean = np.mean([self.probe.probabilities(place) for place in places.tolist()], axis=0)
+        mean = np.mean([self.probe.probabilities(place) for place in places.tolist()], axis=(0, 1))
         return tuple(np.minimum(mean, 1.0).tolist())
 
     def overheads(self) -> list[Overhead]:

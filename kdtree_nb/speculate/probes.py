@@ -14,12 +14,18 @@ from kdtree_nb.speculate.device_forward import DeviceForward
 from kdtree_nb.speculate.drafting import chain_trees
 from kdtree_nb.speculate.forward import TreeForward
 from kdtree_nb.speculate.mode import Mode
+from kdtree_nb.speculate.step_runner import RING_SIZE
 from kdtree_nb.tree import DraftTree
 
 STEPS_IN_FLIGHT = 4
 """Captured steps of a GPU that are timed together, as an engine launches them ahead."""
 
+TEXT_STEPS = 6
+"""Steps that go on from a place of the text, to see trees behind what the target itself wrote."""
+
 PREFILL_TOKENS = 256
+
+assert max(STEPS_IN_FLIGHT, TEXT_STEPS) <= RING_SIZE
 
 
 class HostProbe:
@@ -81,8 +87,8 @@ class DraftingProbe:
         self, model: Model, drafter: AnyDrafter, num_streams: int, text: list[int], prefix_len: int, max_budget: int
     ) -> None:  # fmt: skip
         self.num_steps = STEPS_IN_FLIGHT if model.device.type == "cuda" else 1
-        self._emitted = (self.num_steps + 1) * (1 + drafter.depth)
-        room = self._emitted + max_budget + 1
+        self._most = (TEXT_STEPS + 1) * (1 + drafter.depth)
+        room = self._most + max_budget + 1
         self.forward = DeviceForward.allocate(model, num_streams, prefix_len + room)
         self.drafter = self.forward.features.attach(drafter)
         self.text, self._longest = text, model.config.max_position_embeddings
@@ -109,17 +115,18 @@ class DraftingProbe:
         return seconds / self.num_steps, float(np.mean(rows))
 
     def probabilities(self, prefix_len: int) -> np.ndarray:
-        """f64 [N], by node of a tree behind so many tokens of the text; 0 where it has no such node."""
+        """f64 [TEXT_STEPS, N], by node of the trees of steps that go on from so many tokens of the text; 0 where a tree
+        has no such node."""
         self._begin(prefix_len)
-        place = self.runner.launch(with_scores=True)
-        self.runner.wait(place)
-        return np.exp(self.runner.scores(place)[0])
+        places = [self.runner.launch(with_scores=True) for _ in range(TEXT_STEPS)]
+        self.runner.wait(places[-1])
+        return np.exp([self.runner.scores(place)[0] for place in places])
 
     def _begin(self, prefix_len: int) -> None:
         state = self.forward.state
         state.prefix_len.fill_(prefix_len)
         state.active.fill_(1)
-        state.remaining.fill_(min(self._emitted, self._longest - prefix_len - 1))
+        state.remaining.fill_(min(self._most, self._longest - prefix_len - 1))
         state.bonus.fill_(self.text[prefix_len])
 
 

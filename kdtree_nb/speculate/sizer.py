@@ -20,11 +20,9 @@ MEMORY = 16
 SAMPLE_EVERY = 4
 """Steps from one whose tree is looked at to the next."""
 
-PROBE_EVERY = 32
-"""Steps without a draft after which one with a draft is taken, to see whether it would pay by now."""
-
 EXPLORE_EVERY = 64
-"""Steps after which one of the next size is taken, if that could be better for all that is known."""
+"""Steps after which one of the next size is taken, if that could be better for all that is known; where nothing is
+drafted, one that drafts, to see whether it would pay by now."""
 
 SWITCH_GAIN = 1.01
 """How much better another size must be. It may have to be captured, and estimates are noisy."""
@@ -62,7 +60,7 @@ class Sizer:
         self.is_there[self.mean > 0] = 1.0
         self.num_samples = 0
         self._begin_weight = MEMORY // 2 if len(typical) else 0
-        self._age = np.ones(self.sizes[-1])
+        self._age, self._ends = np.ones(self.sizes[-1]), np.array(self.sizes) - 1
         self._gain = dict.fromkeys(self.sizes, 1.0)
         self._current = Size(self.sizes[-1], self.sizes[-1] > 1)
         self._chosen_for: tuple[int, int, int] | None = None
@@ -89,27 +87,24 @@ class Sizer:
     def _other(self, num_active: int, prefix_len: float) -> Size | None:
         """What to take now and then instead of the best size known, to learn what that cannot tell."""
         slots = self._current.num_slots
-        if slots == self.sizes[-1] or self._num_steps % (PROBE_EVERY if slots == 1 else EXPLORE_EVERY):
+        if slots == self.sizes[-1] or self._num_steps % EXPLORE_EVERY:
             return None
         rates = self.rates(num_active, prefix_len)
         if slots == 1:
             return max((size for size in rates if size.num_slots > 1), key=rates.__getitem__)
         larger = self.sizes[self.sizes.index(slots) + 1]
         hoped = self.mean[:slots].sum() + (larger - slots) * self.mean[slots - 1]  # no node is likelier than a former
-        rate = num_active * hoped / self._seconds(larger, num_active, prefix_len)
-        return Size(larger) if rate > SWITCH_GAIN * rates[self._current] else None
-
-    def _seconds(self, slots: int, num_active: int, prefix_len: float) -> float:
-        """Of a step that cuts nothing, over as many rows as its trees have on average."""
-        (seconds,) = self.cutters[slots].seconds(num_active, prefix_len)
-        num_rows = max(num_active, round(num_active * self.is_there[:slots].sum()))
-        return float(seconds[num_rows]) - self.cut_s[slots]
+        gain = hoped / self.mean[:larger].sum()
+        return Size(larger) if gain * rates[Size(larger)] > SWITCH_GAIN * rates[self._current] else None
 
     def rates(self, num_active: int, prefix_len: float) -> dict[Size, float]:
-        """Tokens per second that are expected of steps of each size."""
+        """Tokens per second that are expected of steps of each size; over as many rows as trees have on average."""
+        tokens, nodes = self.mean.cumsum()[self._ends].tolist(), self.is_there.cumsum()[self._ends].tolist()
         found = {}
-        for slots in self.sizes:
-            rate = num_active * float(self.mean[:slots].sum()) / self._seconds(slots, num_active, prefix_len)
+        for slots, expected, count in zip(self.sizes, tokens, nodes, strict=True):
+            (seconds,) = self.cutters[slots].seconds(num_active, prefix_len)
+            at = max(num_active, round(num_active * count))
+            rate = num_active * expected / (float(seconds[at]) - self.cut_s[slots])
             found[Size(slots)] = rate
             if slots > 1:
                 found[Size(slots, True)] = rate * self._gain[slots]
@@ -126,13 +121,14 @@ class Sizer:
         self._learn_gains(mass, prefix_len, float(weight[N - 1]))
         for known, now in ((self.is_there, is_there), (self.mean, mean)):
             known += weight * (_behind(now[None], known)[0] - known)
+            np.minimum.accumulate(known, out=known)  # as it is in every tree
         self.num_samples += 1
 
     def _learn_gains(self, mass: np.ndarray, prefix_len: float, weight: float) -> None:
         """How much better than whole trees of these sizes cut ones are, for sizes around that of `mass` f64 [A, N]."""
         num_active, N = mass.shape
         at = self.sizes.index(N)
-        whole = np.minimum(_behind(mass, self.mean), mass.min(1, keepdims=True))
+        whole = np.minimum(_behind(mass, self.mean), mass[:, -1:])
         whole[:, :N] = mass
         for slots in self.sizes[max(1, at - 1) : at + 2]:
             (seconds,) = self.cutters[slots].seconds(num_active, prefix_len)
@@ -140,7 +136,7 @@ class Sizer:
             counts = np.maximum((part > 0).sum(1), 1).tolist()
             with np.errstate(divide="ignore"):
                 _, rate = cut_on_host(np.log(part), counts, seconds)
-            gain = rate * (seconds[sum(counts)] - self.cut_s[slots]) / part.sum()
+            gain = rate * float((seconds[sum(counts)] - self.cut_s[slots]) / part.sum())
             self._gain[slots] += weight * (gain - self._gain[slots])
 
 

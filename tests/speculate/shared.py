@@ -58,6 +58,17 @@ def linear_cost(
     return CostModel(cost_key(model, kind), max_budget, (1,), surfaces, nothing, {names[0]: typical} if typical else {})
 
 
+def cost_of(model: Model, drafter, best: int, typical: Sequence[float] = ()) -> CostModel:
+    """Of steps that the device takes, by which one size is far better than all others."""
+    most = 32
+    seconds = {n: 1.0 if n == best else 5.9 for n in captured_sizes(most)}
+    surfaces = tuple(Surface(n, S, (S, S * (most + 1)), ((seconds[n],) * 2,)) for n in seconds for S in (1, 10))
+    names = [drafter_key(drafter, is_chain) for is_chain in (False, True)]
+    overhead = {name: (Overhead(0, 1, (0.0,), 0.05),) for name in names}
+    known = {names[0]: typical} if len(typical) else {}
+    return CostModel(cost_key(model, "device"), most, (1,), surfaces, overhead, known)
+
+
 def poisoned_model(token: int, device: torch.device) -> Model:
     """tiny2 whose embedding of one token is NaN: any row of that token has NaN logits."""
     weights = tiny2_weights()

@@ -10,7 +10,7 @@ from kdtree_nb import drafters
 from kdtree_nb.errors import DeviceMemoryError
 from kdtree_nb.speculate.device_batch import DeviceBatch
 from kdtree_nb.speculate.device_forward import DeviceForward
-from tests.speculate.shared import NUM_TOKENS, Broken, device_engine
+from tests.speculate.shared import NUM_TOKENS, Broken, cost_of, device_engine
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and torch sees none")
 
@@ -24,14 +24,17 @@ class TestGpu:
         if device.type != "cuda":
             pytest.skip("looks at CUDA graphs and streams; the parameter cuda of the same test does")
 
-    @pytest.mark.parametrize("drafting", ["ar", "drafter on the device", "with hidden states", "drafter on the host"])
+    @pytest.mark.parametrize(
+        "drafting", ["ar", "drafter on the device", "with hidden states", "auto", "drafter on the host"]
+    )
     def test_no_step_waits_for_the_gpu(self, tiny2, prompts, ar, skip_gram, dflash, drafting):
         """Neither a wait of torch nor, in the profile of the CUDA calls, any other but that for an older record."""
         want = [g.tokens for g in ar("tiny2")]
-        known = {"ar": None, "drafter on the device": skip_gram, "with hidden states": dflash}
+        known = {"ar": None, "drafter on the device": skip_gram, "with hidden states": dflash, "auto": skip_gram}
         drafter = known.get(drafting, drafters.Oracle(want))
-        engine = device_engine(tiny2, drafter)
-        options = {"budget": 0 if drafting == "ar" else 16, "stop_token_ids": ()}
+        cost = cost_of(tiny2, drafter, 9, (1.0, 0.5)) if drafting == "auto" else None
+        engine = device_engine(tiny2, drafter, cost=cost)
+        options = {"budget": {"ar": 0, "auto": "auto"}.get(drafting, 16), "stop_token_ids": ()}
         engine.generate_ddtree(prompts["tiny2"], NUM_TOKENS, **options)  # captures
         step, profiles = DeviceBatch.step, []
 

@@ -10,14 +10,13 @@ import torch
 
 from kdtree_nb import Engine
 from kdtree_nb.speculate import engine as engine_module
-from kdtree_nb.speculate.cost import CostKey, CostModel, Overhead, Surface
-from kdtree_nb.speculate.cost_store import cost_key, drafter_key
+from kdtree_nb.speculate.cost import CostKey, CostModel, Surface
 from kdtree_nb.speculate.cut import Cutter
 from kdtree_nb.speculate.device_batch import LOOKAHEAD, DeviceBatch
 from kdtree_nb.speculate.device_forward import DeviceForward
 from kdtree_nb.speculate.mode import captured_sizes
-from kdtree_nb.speculate.sizer import EXPLORE_EVERY, PROBE_EVERY, SAMPLE_EVERY, SWITCH_GAIN, Size, Sizer
-from tests.speculate.shared import NUM_TOKENS, Broken, submit_all
+from kdtree_nb.speculate.sizer import EXPLORE_EVERY, SAMPLE_EVERY, SWITCH_GAIN, Size, Sizer
+from tests.speculate.shared import NUM_TOKENS, Broken, cost_of, submit_all
 
 KEY = CostKey("d", "t", "device", "s", "m", "b")
 SIZES = captured_sizes(64)
@@ -147,9 +146,9 @@ def test_a_useless_drafter_is_left_out_and_asked_again():
     def seconds(slots, rows, num_active):
         return 1.0 if slots == 1 else 1.5 + 0.01 * slots
 
-    chosen = run(sizer_of(seconds, useless, cut_s=0.01), [useless] * 200 + [useful] * 1500, LOOKAHEAD)
+    chosen = run(sizer_of(seconds, useless, cut_s=0.01), [useless] * 200 + [useful] * 3000, LOOKAHEAD)
     counts = Counter(size.num_slots > 1 for size in chosen[:200])
-    assert counts[True] == 200 // PROBE_EVERY
+    assert counts[True] == 200 // EXPLORE_EVERY
     assert all(size.num_slots > 9 for size in chosen[-50:])
 
 
@@ -190,17 +189,6 @@ def test_trees_that_are_not_full_count_as_what_they_are():
     sizer.learn(log_prob, 10.0)
     rates = sizer.rates(1, 10.0)
     assert rates[Size(65)] == pytest.approx(4 / (1 + 4 + 0.065)) and rates[Size(5)] == pytest.approx(4 / 5.005)
-
-
-def cost_of(model, drafter, best: int, typical=()) -> CostModel:
-    """Of steps that the device takes, by which one size is far better than all others."""
-    most = 32
-    seconds = {n: 1.0 if n == best else 5.9 for n in captured_sizes(most)}
-    surfaces = tuple(Surface(n, S, (S, S * (most + 1)), ((seconds[n],) * 2,)) for n in seconds for S in (1, 10))
-    names = [drafter_key(drafter, is_chain) for is_chain in (False, True)]
-    overhead = {name: (Overhead(0, 1, (0.0,), 0.05),) for name in names}
-    known = {names[0]: typical} if len(typical) else {}
-    return CostModel(cost_key(model, "device"), most, (1,), surfaces, overhead, known)
 
 
 @pytest.fixture
