@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "linear_tile.cuh"
+#include "linear_direct.cuh"
 #include "linear_wide.cuh"
 
 namespace kdtree {
@@ -38,20 +38,26 @@ __global__ void pack_linear_kernel(const T* weight, T* packed, int64_t num_vecto
 template <class T, int... Numbers>
 constexpr LinearShape describe(const char* name) {
   using S = TileShape<T, Numbers...>;
-  return {name, S::kBlockRows, S::kBlockOut, S::kCluster, false, launch_tile<S>};
+  return {name, S::kBlockRows, S::kBlockOut, S::kCluster, false, false, launch_tile<S>};
 }
 template <int... Numbers>
 constexpr LinearShape describe_wide(const char* name) {
   using S = WideShape<Numbers...>;
-  return {name, S::kBlockRows, S::kBlockOut, S::kSplit, true, launch_wide<S>};
+  return {name, S::kBlockRows, S::kBlockOut, S::kSplit, true, false, launch_wide<S>};
+}
+template <int... Numbers>
+constexpr LinearShape describe_direct(const char* name) {
+  using S = DirectShape<Numbers...>;
+  return {name, S::kBlockRows, S::kBlockOut, 1, false, true, launch_direct<S>};
 }
 #define KDTREE_SHAPE(T, ...) describe<T, __VA_ARGS__>(#__VA_ARGS__)
 #define KDTREE_WIDE(...) describe_wide<__VA_ARGS__>("wide, " #__VA_ARGS__)
+#define KDTREE_DIRECT(...) describe_direct<__VA_ARGS__>("direct, " #__VA_ARGS__)
 
 // Warps over segments, outputs, rows; 16-output and 8-row tiles of a warp; units of a stage; segments in sequence; cluster;
 // blocks of a multiprocessor. The number in a name is the rows of a block. The fastest of 46 tried on an H200.
 enum Bf16Shape : int {
-  k8, k8Wide, k8Short, k16, k16Wide, k16Short, k32, k64, k128, kFirstWide, kNumBf16Shapes = kFirstWide + 11
+  k8, k8Wide, k8Short, k16, k16Wide, k16Short, k32, k64, k128, kFirstWide, kFirstDirect = kFirstWide + 11, kNumBf16Shapes = kFirstDirect + 7
 };
 constexpr LinearShape kBf16Shapes[kNumBf16Shapes] = {
     KDTREE_SHAPE(Bf16, 8, 1, 1, 1, 1, 2, 1, 1, 2),  // k8: 16 outputs, a warp a segment
@@ -69,6 +75,9 @@ constexpr LinearShape kBf16Shapes[kNumBf16Shapes] = {
     KDTREE_WIDE(64, 1, 64, 1, 1, 227), KDTREE_WIDE(64, 2, 128, 1, 1, 227), KDTREE_WIDE(64, 2, 72, 1, 1, 227),
     KDTREE_WIDE(64, 2, 56, 2, 1, 227), KDTREE_WIDE(64, 1, 80, 4, 1, 227), KDTREE_WIDE(64, 2, 64, 8, 1, 227),
     KDTREE_WIDE(128, 1, 128, 1, 1, 227), KDTREE_WIDE(128, 1, 128, 2, 1, 227), KDTREE_WIDE(128, 1, 80, 4, 1, 227),
+    // Without stages: 16-output and 8-row tiles of a warp; blocks of a multiprocessor.
+    KDTREE_DIRECT(1, 1, 1), KDTREE_DIRECT(1, 1, 2), KDTREE_DIRECT(2, 1, 2), KDTREE_DIRECT(1, 2, 2), KDTREE_DIRECT(2, 2, 1),
+    KDTREE_DIRECT(1, 3, 2), KDTREE_DIRECT(1, 4, 2),
 };
 enum F32Shape : int { kF8, kF16, kF32Alone, kF32Pair, kF64, kNumF32Shapes };
 constexpr LinearShape kF32Shapes[kNumF32Shapes] = {
@@ -99,7 +108,7 @@ double wide_us(const LinearShape& shape, const LinearArgs& a, const LinearDevice
 int choose_wide(const LinearArgs& a, const LinearDevice& device) {
   int best = kFirstWide;
   double best_us = wide_us(kBf16Shapes[best], a, device);
-  for (int i = kFirstWide + 1; i < kNumBf16Shapes; ++i) {
+  for (int i = kFirstWide + 1; i < kFirstDirect; ++i) {
     const double us = wide_us(kBf16Shapes[i], a, device);
     if (us < best_us) best = i, best_us = us;
   }
@@ -186,8 +195,10 @@ int linear_cuda_with(const LinearArgs& a, int index, void* stream) {
 }
 
 bool serves(const LinearShape& shape, const LinearArgs& a, const LinearDevice& device) {
+  const bool x_aligned = linear_tile_args(a).x_aligned;
+  if (shape.direct) return x_aligned && a.num_in % kUnit == 0;
   if (a.int4) return (device.wgmma || !shape.wide) && (device.clusters || shape.cluster == 1);
-  return !shape.wide || (device.wgmma && linear_tile_args(a).x_aligned);
+  return !shape.wide || (device.wgmma && x_aligned);
 }
 
 int choose_linear_shape(const LinearArgs& a, const LinearDevice& device) {

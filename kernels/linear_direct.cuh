@@ -1,0 +1,191 @@
+// One block tile of out = W x for few rows: each of 8 warps loads the weights of a segment from global memory into registers,
+// in the order in which mma reads them, and x beside them. The arguments, the order of additions and so the bits are those of
+// linear_tile.cuh; there is no ring of stages to fill, hand over and drain, which is what a small product mostly waits for.
+// Weights that are settled are on their way before the previous kernel ends.
+#pragma once
+#include "linear_tile.cuh"
+
+namespace kdtree {
+
+// A warp computes OutTiles x 16 outputs of RowTiles x 8 rows; MinBlocks of a multiprocessor share its registers.
+template <int OutTiles, int RowTiles, int MinBlocks, bool Partials = false, TileKind Kind = kFloats>
+struct DirectShape : TileShape<__nv_bfloat16, kNumSegments, 1, 1, OutTiles, RowTiles, 1, 1, 1, MinBlocks, Partials, Kind> {
+  using Base = TileShape<__nv_bfloat16, kNumSegments, 1, 1, OutTiles, RowTiles, 1, 1, 1, MinBlocks, Partials, Kind>;
+  static constexpr int kThreads = kNumSegments * kWarp, kSharedBytes = Base::kSumBytes;
+  static constexpr int kTileWords = Base::kIsInt4 ? 3 : 8;  // that a lane holds of a tile's unit
+  static constexpr int kUnitWords = OutTiles * kTileWords + RowTiles * 4;
+  static constexpr int kRoomWords = 65536 / (kThreads * MinBlocks) - 40 - OutTiles * RowTiles * 4;  // registers left for units
+  static constexpr int kDepth = kRoomWords / kUnitWords < 16 ? kRoomWords / kUnitWords : 16;       // units in flight
+  static_assert(kDepth >= 2, "units in flight");
+};
+
+__device__ __forceinline__ uint32_t load_word(const char* from) { return __ldcg(reinterpret_cast<const uint32_t*>(from)); }
+
+// What a lane holds of one unit.
+template <class S>
+struct DirectUnit {
+  uint32_t weight[S::kOutTiles][S::kTileWords];  // BF16: the A matrices of inputs 0-15 and 16-31; INT4: two words, the scales
+  uint32_t x[S::kRowTiles][4];                   // the B matrices of both
+
+  // tiles: where the lane begins to read in the unit of each tile of outputs.
+  __device__ __forceinline__ void load_weights(const char* const (&tiles)[S::kOutTiles], uint32_t offset) {
+#pragma unroll
+    for (int r = 0; r < S::kOutTiles; ++r) {
+      const char* from = tiles[r] + offset;
+      if constexpr (S::kIsInt4) {
+        const uint2 words = __ldcg(reinterpret_cast<const uint2*>(from));
+        weight[r][0] = words.x, weight[r][1] = words.y;
+        const int lane = threadIdx.x % kWarp;
+        weight[r][2] = load_word(from - lane * 8 + lane / 4 * 4 + kInt4ValueWords * 4);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) weight[r][i] = load_word(from + i / 4 * 256 + i % 2 * 512 + i / 2 % 2 * 128);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void load_x(const char* const (&rows)[S::kRowTiles], uint32_t offset) {
+#pragma unroll
+    for (int j = 0; j < S::kRowTiles; ++j)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[j][i] = load_word(rows[j] + offset + i * 16);
+  }
+
+  // The products of inputs 16 h … 16 h + 15 of a tile.
+  __device__ __forceinline__ uint4 matrix(int r, int h) const {
+    if constexpr (S::kIsInt4) {
+      const uint32_t w = weight[r][h], low = __byte_perm(weight[r][2], 0, 0x1010), high = __byte_perm(weight[r][2], 0, 0x3232);
+      return {int4_pair(w, low), int4_pair(w >> 4, high), int4_pair(w >> 8, low), int4_pair(w >> 12, high)};
+    } else {
+      return {weight[r][4 * h], weight[r][4 * h + 1], weight[r][4 * h + 2], weight[r][4 * h + 3]};
+    }
+  }
+
+  __device__ __forceinline__ void add_to(Accumulator<S>& acc) const {
+#pragma unroll
+    for (int r = 0; r < S::kOutTiles; ++r)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint4 a = matrix(r, h);
+#pragma unroll
+        for (int j = 0; j < S::kRowTiles; ++j) mma_bf16(acc.value[r][j], a, x[j][2 * h], x[j][2 * h + 1]);
+      }
+  }
+};
+
+// Where a lane reads: of each tile of outputs and of each of its rows.
+template <class S>
+struct DirectPlaces {
+  const char *tiles[S::kOutTiles], *rows[S::kRowTiles];
+
+  // The weights, once the tile's group is known. Tiles past the last column: a harmless copy of it.
+  __device__ __forceinline__ void find_weights(const TileArgs& a, const Tile<S>& tile) {
+    const int lane = threadIdx.x % kWarp, num_columns = (a.num_out + S::kColumnTiles * kOutTile - 1) / (S::kColumnTiles * kOutTile);
+    const int64_t column_bytes = static_cast<int64_t>(tile.num_units) * S::kColumnTiles * S::kUnitBytes;
+#pragma unroll
+    for (int r = 0; r < S::kOutTiles; ++r) {
+      const int out_tile = tile.first_out_tile + r, column = min(out_tile / S::kColumnTiles, num_columns - 1);
+      tiles[r] = static_cast<const char*>(a.packed) + (static_cast<int64_t>(tile.group) * num_columns + column) * column_bytes +
+                 out_tile % S::kColumnTiles * S::kUnitBytes + (S::kIsInt4 ? lane * 8 : lane / 4 * 16 + lane % 4 * 4);
+    }
+  }
+
+  // The rows. Those past the last of x, which no sum of another row sees: its first. Of a dense product it need not be known
+  // how many are in use, so that their loads do not wait for that number.
+  __device__ __forceinline__ void find_rows(const TileArgs& a, const Tile<S>& tile) {
+    const __nv_bfloat16* x = static_cast<const __nv_bfloat16*>(a.x) + (tile.rows ? 0 : tile.group * a.x_group_stride);
+    const int lane = threadIdx.x % kWarp, begin = tile.row_tile * S::kBlockRows;
+#pragma unroll
+    for (int j = 0; j < S::kRowTiles; ++j) {
+      const int m = j * kRowTile + lane / 4;
+      int64_t row = 0;
+      if (tile.rows != nullptr) row = m < tile.num_rows ? __ldcg(tile.rows + m) / a.rows_per_source : 0;
+      else if (begin + m < a.num_rows) row = begin + m;
+      rows[j] = reinterpret_cast<const char*>(x + row * a.x_row_stride + lane % 4 * 2);
+    }
+  }
+};
+
+// The item of a block of experts, read together with the number of items. Items past the last hold anything.
+template <class S>
+__device__ __forceinline__ void find_item(const TileArgs& a, Tile<S>& tile) {
+  const int4 item = __ldcg(a.items + tile.row_tile);
+  if (tile.row_tile < __ldcg(a.num_items)) tile.group = item.x, tile.rows = a.row_list + item.y, tile.num_rows = item.z;
+}
+
+// The sums of the warp's segment.
+template <class S>
+__device__ __forceinline__ void sum_segment(const TileArgs& a, Tile<S>& tile, Accumulator<S>& acc) {
+  const int warp = threadIdx.x / kWarp;
+  const Span span = tile.span(warp, 0);
+  const int num_units = span.end - span.begin;
+  constexpr uint32_t kWeightStep = S::kColumnTiles * S::kUnitBytes, kXStep = S::kRowBytes;
+  const bool early = a.weights_settled && a.items == nullptr;
+  DirectUnit<S> units[S::kDepth];
+  DirectPlaces<S> at;
+  const auto load_weights = [&](int i, int unit) { units[i].load_weights(at.tiles, (span.begin + unit) * kWeightStep); };
+  const auto load_x = [&](int i, int unit) { units[i].load_x(at.rows, (span.begin + unit) * kXStep); };
+  const auto load_first_weights = [&] {
+#pragma unroll
+    for (int i = 0; i < S::kDepth; ++i)
+      if (i < num_units) load_weights(i, i);
+  };
+  if (early) at.find_weights(a, tile), load_first_weights();
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  if (a.items != nullptr) {
+    find_item<S>(a, tile);
+    if (tile.num_rows == 0) return;
+  }
+  if (!early) at.find_weights(a, tile), load_first_weights();
+  at.find_rows(a, tile);
+#pragma unroll
+  for (int i = 0; i < S::kDepth; ++i)
+    if (i < num_units) load_x(i, i);
+  if (a.items == nullptr) tile.find_rows(a);
+  if (tile.num_rows == 0) return;
+  acc.fill(tile.mine(warp, 0) ? 0.f : -0.f);
+#pragma unroll 1
+  for (int first = 0; first < num_units; first += S::kDepth)
+#pragma unroll
+    for (int i = 0; i < S::kDepth; ++i) {
+      if (first + i >= num_units) break;
+      units[i].add_to(acc);
+      if (first + i + S::kDepth < num_units) load_weights(i, first + i + S::kDepth), load_x(i, first + i + S::kDepth);
+    }
+}
+
+template <class S>
+__global__ void __launch_bounds__(S::kThreads, S::kMinBlocks) linear_direct_kernel(const __grid_constant__ TileArgs a) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  Tile<S> tile(a);
+  Accumulator<S> acc;
+  sum_segment<S>(a, tile, acc);
+  if (tile.num_rows == 0) return;
+  if constexpr (S::kPartials) {
+    store_partials<S>(a, tile, acc);
+  } else {
+    const uint32_t sums = shared_address(shared);
+    send_sums<S>(tile, acc, sums, 0);
+    __syncthreads();
+    combine<S>(a, tile, sums);
+  }
+}
+
+// K in whole units, x aligned to 16 bytes.
+template <class S>
+int launch_direct(TileArgs a, int num_groups, void* stream) {
+  if (!a.x_aligned || a.num_in % kUnit != 0) return kUnsupported;
+  if (a.num_row_tiles == 0) a.num_row_tiles = static_cast<int>(ceil_div(a.num_rows, S::kBlockRows));
+  const int64_t num_blocks = ceil_div(a.num_out, S::kBlockOut) * a.num_row_tiles;
+  if (num_blocks > INT32_MAX || num_groups > 65535) return kUnsupported;
+  if (num_blocks == 0 || num_groups == 0) return kOk;
+  LaunchShape shape;
+  shape.grid = dim3(static_cast<unsigned>(num_blocks), num_groups);
+  shape.block = dim3(S::kThreads);
+  shape.shared_bytes = S::kSharedBytes;
+  shape.start = Start::kEarly;
+  return launch(linear_direct_kernel<S>, shape, stream, a);
+}
+
+}  // namespace kdtree
