@@ -57,7 +57,7 @@ constexpr LinearShape describe_direct(const char* name) {
 // Warps over segments, outputs, rows; 16-output and 8-row tiles of a warp; units of a stage; segments in sequence; cluster;
 // blocks of a multiprocessor. The number in a name is the rows of a block. The fastest of 46 tried on an H200.
 enum Bf16Shape : int {
-  k8, k8Wide, k8Short, k16, k16Wide, k16Short, k32, k64, k128, kFirstWide, kFirstDirect = kFirstWide + 11, kNumBf16Shapes = kFirstDirect + 7
+  k8, k8Wide, k8Short, k16, k16Wide, k16Short, k32, k64, k128, kFirstWide, kFirstDirect = kFirstWide + 11, kNumBf16Shapes = kFirstDirect + 8
 };
 constexpr LinearShape kBf16Shapes[kNumBf16Shapes] = {
     KDTREE_SHAPE(Bf16, 8, 1, 1, 1, 1, 2, 1, 1, 2),  // k8: 16 outputs, a warp a segment
@@ -76,8 +76,8 @@ constexpr LinearShape kBf16Shapes[kNumBf16Shapes] = {
     KDTREE_WIDE(64, 2, 56, 2, 1, 227), KDTREE_WIDE(64, 1, 80, 4, 1, 227), KDTREE_WIDE(64, 2, 64, 8, 1, 227),
     KDTREE_WIDE(128, 1, 128, 1, 1, 227), KDTREE_WIDE(128, 1, 128, 2, 1, 227), KDTREE_WIDE(128, 1, 80, 4, 1, 227),
     // Without stages: 16-output and 8-row tiles of a warp; blocks of a multiprocessor.
-    KDTREE_DIRECT(1, 1, 1), KDTREE_DIRECT(1, 1, 2), KDTREE_DIRECT(2, 1, 2), KDTREE_DIRECT(1, 2, 2), KDTREE_DIRECT(2, 2, 1),
-    KDTREE_DIRECT(1, 3, 2), KDTREE_DIRECT(1, 4, 2),
+    KDTREE_DIRECT(1, 1, 1), KDTREE_DIRECT(1, 1, 2), KDTREE_DIRECT(2, 1, 2), KDTREE_DIRECT(1, 2, 2), KDTREE_DIRECT(2, 2, 2),
+    KDTREE_DIRECT(1, 3, 2), KDTREE_DIRECT(2, 3, 1), KDTREE_DIRECT(1, 4, 2),
 };
 enum F32Shape : int { kF8, kF16, kF32Alone, kF32Pair, kF64, kNumF32Shapes };
 constexpr LinearShape kF32Shapes[kNumF32Shapes] = {

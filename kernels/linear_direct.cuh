@@ -7,15 +7,21 @@
 
 namespace kdtree {
 
-// A warp computes OutTiles x 16 outputs of RowTiles x 8 rows; MinBlocks of a multiprocessor share its registers.
+// A warp computes OutTiles x 16 outputs of RowTiles x 8 rows; MinBlocks of a multiprocessor share its registers. The names are
+// those of TileShape, for the parts of linear_tile.cuh that serve both.
 template <int OutTiles, int RowTiles, int MinBlocks, bool Partials = false, TileKind Kind = kFloats>
-struct DirectShape : TileShape<__nv_bfloat16, kNumSegments, 1, 1, OutTiles, RowTiles, 1, 1, 1, MinBlocks, Partials, Kind> {
-  using Base = TileShape<__nv_bfloat16, kNumSegments, 1, 1, OutTiles, RowTiles, 1, 1, 1, MinBlocks, Partials, Kind>;
-  static constexpr int kThreads = kNumSegments * kWarp, kSharedBytes = Base::kSumBytes;
-  static constexpr int kTileWords = Base::kIsInt4 ? 3 : 8;  // that a lane holds of a tile's unit
-  static constexpr int kUnitWords = OutTiles * kTileWords + RowTiles * 4;
-  static constexpr int kRoomWords = 65536 / (kThreads * MinBlocks) - 40 - OutTiles * RowTiles * 4;  // registers left for units
-  static constexpr int kDepth = kRoomWords / kUnitWords < 16 ? kRoomWords / kUnitWords : 16;       // units in flight
+struct DirectShape {
+  using T = __nv_bfloat16;
+  static constexpr int kSegWarps = kNumSegments, kOutWarps = 1, kRowWarps = 1, kOutTiles = OutTiles, kRowTiles = RowTiles;
+  static constexpr int kUnits = 1, kSeq = 1, kCluster = 1, kMinBlocks = MinBlocks, kThreads = kSegWarps * kWarp;
+  static constexpr bool kPartials = Partials, kIsInt4 = Kind == kInt4, kWgmma = false;
+  static constexpr int kBlockTiles = OutTiles, kBlockOut = OutTiles * kOutTile, kBlockRows = RowTiles * kRowTile;
+  static constexpr int kColumnTiles = kIsInt4 ? kInt4ColumnTiles : 1;
+  static constexpr int kUnitBytes = kIsInt4 ? kInt4BlockBytes : kUnit * kOutTile * sizeof(T), kRowBytes = kUnit * sizeof(T);
+  static constexpr int kSums = kSegWarps, kSharedBytes = Partials ? 0 : kSums * kBlockRows * kBlockOut * 4;
+  static constexpr int kTileWords = kIsInt4 ? 3 : 8;  // that a lane holds of a tile's unit
+  static constexpr int kRoomWords = 65536 / (kThreads * MinBlocks) - (kIsInt4 ? 52 : 40) - OutTiles * RowTiles * 4;  // registers left for units
+  static constexpr int kFit = kRoomWords / (OutTiles * kTileWords + RowTiles * 4), kDepth = kFit < 16 ? kFit : 16;
   static_assert(kDepth >= 2, "units in flight");
 };
 
@@ -25,7 +31,7 @@ __device__ __forceinline__ uint32_t load_word(const char* from) { return __ldcg(
 template <class S>
 struct DirectUnit {
   uint32_t weight[S::kOutTiles][S::kTileWords];  // BF16: the A matrices of inputs 0-15 and 16-31; INT4: two words, the scales
-  uint32_t x[S::kRowTiles][4];                   // the B matrices of both
+  uint32_t x[S::kRowTiles][4];                   // 8 neighbouring inputs of a row, until they are turned into B matrices
 
   // tiles: where the lane begins to read in the unit of each tile of outputs.
   __device__ __forceinline__ void load_weights(const char* const (&tiles)[S::kOutTiles], uint32_t offset) {
@@ -46,9 +52,10 @@ struct DirectUnit {
 
   __device__ __forceinline__ void load_x(const char* const (&rows)[S::kRowTiles], uint32_t offset) {
 #pragma unroll
-    for (int j = 0; j < S::kRowTiles; ++j)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) x[j][i] = load_word(rows[j] + offset + i * 16);
+    for (int j = 0; j < S::kRowTiles; ++j) {  // through L1, which blocks of a multiprocessor share
+      const uint4 chunk = *reinterpret_cast<const uint4*>(rows[j] + offset);
+      x[j][0] = chunk.x, x[j][1] = chunk.y, x[j][2] = chunk.z, x[j][3] = chunk.w;
+    }
   }
 
   // The products of inputs 16 h … 16 h + 15 of a tile.
@@ -61,7 +68,9 @@ struct DirectUnit {
     }
   }
 
-  __device__ __forceinline__ void add_to(Accumulator<S>& acc) const {
+  __device__ __forceinline__ void add_to(Accumulator<S>& acc) {
+#pragma unroll
+    for (int j = 0; j < S::kRowTiles; ++j) transpose_quad<1>(x[j], threadIdx.x % kWarp);
 #pragma unroll
     for (int r = 0; r < S::kOutTiles; ++r)
 #pragma unroll
@@ -101,7 +110,7 @@ struct DirectPlaces {
       int64_t row = 0;
       if (tile.rows != nullptr) row = m < tile.num_rows ? __ldcg(tile.rows + m) / a.rows_per_source : 0;
       else if (begin + m < a.num_rows) row = begin + m;
-      rows[j] = reinterpret_cast<const char*>(x + row * a.x_row_stride + lane % 4 * 2);
+      rows[j] = reinterpret_cast<const char*>(x + row * a.x_row_stride + lane % 4 * 8);
     }
   }
 };
@@ -155,10 +164,10 @@ __device__ __forceinline__ void sum_segment(const TileArgs& a, Tile<S>& tile, Ac
     }
 }
 
+// What block `block` of a product does, as do_tile.
 template <class S>
-__global__ void __launch_bounds__(S::kThreads, S::kMinBlocks) linear_direct_kernel(const __grid_constant__ TileArgs a) {
-  extern __shared__ __align__(128) unsigned char shared[];
-  Tile<S> tile(a);
+__device__ __forceinline__ void do_direct(const TileArgs& a, int block, unsigned char* shared) {
+  Tile<S> tile(a, block);
   Accumulator<S> acc;
   sum_segment<S>(a, tile, acc);
   if (tile.num_rows == 0) return;
@@ -172,12 +181,17 @@ __global__ void __launch_bounds__(S::kThreads, S::kMinBlocks) linear_direct_kern
   }
 }
 
+template <class S>
+__global__ void __launch_bounds__(S::kThreads, S::kMinBlocks) linear_direct_kernel(const __grid_constant__ TileArgs a) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  do_direct<S>(a, blockIdx.x, shared);
+}
+
 // K in whole units, x aligned to 16 bytes.
 template <class S>
 int launch_direct(TileArgs a, int num_groups, void* stream) {
   if (!a.x_aligned || a.num_in % kUnit != 0) return kUnsupported;
-  if (a.num_row_tiles == 0) a.num_row_tiles = static_cast<int>(ceil_div(a.num_rows, S::kBlockRows));
-  const int64_t num_blocks = ceil_div(a.num_out, S::kBlockOut) * a.num_row_tiles;
+  const int64_t num_blocks = count_blocks<S>(&a);
   if (num_blocks > INT32_MAX || num_groups > 65535) return kUnsupported;
   if (num_blocks == 0 || num_groups == 0) return kOk;
   LaunchShape shape;

@@ -27,7 +27,7 @@ constexpr LinearShape describe_direct(const char* name) {
 
 // Warps over segments, outputs; 16-output and 8-row tiles of a warp; units of a stage; segments in sequence; cluster; blocks of
 // a multiprocessor. The first index of those for 8, 16, 32, 64 and 128 rows:
-enum Int4Shape : int { k8 = 0, k16 = 8, k32 = 12, k64 = 19, k128 = 25, kDirect = 28, kNumInt4Shapes = 37 };
+enum Int4Shape : int { k8 = 0, k16 = 8, k32 = 12, k64 = 19, k128 = 25, kDirect = 28, kNumInt4Shapes = 38 };
 constexpr LinearShape kShapes[kNumInt4Shapes] = {
     KDTREE_INT4(8, 1, 4, 1, 1, 1, 1, 2),        // 64 outputs
     KDTREE_INT4(8, 1, 8, 1, 1, 1, 1, 2),        // 128
@@ -58,9 +58,9 @@ constexpr LinearShape kShapes[kNumInt4Shapes] = {
     KDTREE_INT4_WGMMA(1, 8, 1, 16, 2, 8, 1, 1),  // 128
     KDTREE_INT4_WGMMA(1, 8, 1, 16, 2, 2, 4, 1),  // 128, four blocks
     // Without stages: 16-output and 8-row tiles of a warp; blocks of a multiprocessor.
-    KDTREE_INT4_DIRECT(1, 1, 2), KDTREE_INT4_DIRECT(1, 1, 3), KDTREE_INT4_DIRECT(2, 1, 2), KDTREE_INT4_DIRECT(2, 1, 1),
-    KDTREE_INT4_DIRECT(4, 1, 1), KDTREE_INT4_DIRECT(1, 2, 2), KDTREE_INT4_DIRECT(2, 2, 2), KDTREE_INT4_DIRECT(4, 2, 1),
-    KDTREE_INT4_DIRECT(2, 4, 1),
+    KDTREE_INT4_DIRECT(1, 1, 2), KDTREE_INT4_DIRECT(2, 1, 2), KDTREE_INT4_DIRECT(3, 1, 2), KDTREE_INT4_DIRECT(4, 1, 2),
+    KDTREE_INT4_DIRECT(5, 1, 2), KDTREE_INT4_DIRECT(1, 2, 2), KDTREE_INT4_DIRECT(2, 2, 2), KDTREE_INT4_DIRECT(3, 2, 2),
+    KDTREE_INT4_DIRECT(5, 2, 1), KDTREE_INT4_DIRECT(2, 4, 1),
 };
 
 // Those that leave the segment sums of an expert's down projection apart, for 8, 32 and 64 rows.
@@ -68,7 +68,7 @@ constexpr LinearShape kPartialShapes[] = {
     KDTREE_INT4_PARTS(8, 1, 4, 1, 1, 1, 1, 2), KDTREE_INT4_PARTS(8, 1, 8, 1, 1, 1, 1, 2), KDTREE_INT4_PARTS(4, 2, 4, 1, 1, 1, 2, 2),
     KDTREE_INT4_PARTS(8, 1, 4, 1, 1, 1, 1, 3), KDTREE_INT4_PARTS(2, 4, 4, 1, 1, 1, 4, 2), KDTREE_INT4_PARTS(4, 2, 2, 4, 1, 1, 2, 2),
     KDTREE_INT4_PARTS(2, 4, 2, 4, 2, 1, 4, 2), KDTREE_INT4_PARTS(2, 4, 2, 8, 1, 1, 4, 1),
-    KDTREE_INT4_DIRECT_PARTS(1, 1, 2), KDTREE_INT4_DIRECT_PARTS(1, 1, 3), KDTREE_INT4_DIRECT_PARTS(2, 1, 2), KDTREE_INT4_DIRECT_PARTS(4, 1, 1),
+    KDTREE_INT4_DIRECT_PARTS(1, 1, 2), KDTREE_INT4_DIRECT_PARTS(1, 1, 3), KDTREE_INT4_DIRECT_PARTS(2, 1, 2), KDTREE_INT4_DIRECT_PARTS(4, 1, 2),
 };
 
 }  // namespace

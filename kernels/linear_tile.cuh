@@ -49,15 +49,15 @@ __device__ __forceinline__ void store_four(const TileArgs& a, int64_t at, int nu
 }
 
 // Four lanes, kStep apart, swap values: element e of the q-th becomes element q of the e-th.
-template <int kStep>
-__device__ __forceinline__ void transpose_quad(float (&v)[4], int lane) {
+template <int kStep, class T>
+__device__ __forceinline__ void transpose_quad(T (&v)[4], int lane) {
 #pragma unroll
   for (int bit = 1; bit <= 2; bit *= 2)
 #pragma unroll
     for (int e = 0; e < 4; ++e)
       if ((e & bit) == 0) {
         const bool high = lane / kStep & bit;
-        const float got = __shfl_xor_sync(0xffffffffu, high ? v[e] : v[e | bit], kStep * bit);
+        const T got = __shfl_xor_sync(0xffffffffu, high ? v[e] : v[e | bit], kStep * bit);
         (high ? v[e] : v[e | bit]) = got;
       }
 }
