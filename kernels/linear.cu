@@ -196,7 +196,7 @@ int linear_cuda_with(const LinearArgs& a, int index, void* stream) {
 
 bool serves(const LinearShape& shape, const LinearArgs& a, const LinearDevice& device) {
   const bool x_aligned = linear_tile_args(a).x_aligned;
-  if (shape.direct) return x_aligned && a.num_in % kUnit == 0;
+  if (shape.direct) return x_aligned && a.num_in % 8 == 0;
   if (a.int4) return (device.wgmma || !shape.wide) && (device.clusters || shape.cluster == 1);
   return !shape.wide || (device.wgmma && x_aligned);
 }

@@ -10,7 +10,7 @@ struct LinearShape {
   const char* name;
   int num_rows, num_out, cluster;  // of a block; blocks of a cluster
   bool wide;                       // of linear_wide.cuh: Hopper, x in aligned chunks of 16 bytes; of INT4: Hopper
-  bool direct;                     // of linear_direct.cuh: x aligned to 16 bytes, K in whole units
+  bool direct;                     // of linear_direct.cuh: x in aligned chunks of 16 bytes
   int (*run)(TileArgs, int num_groups, void* stream);
 };
 

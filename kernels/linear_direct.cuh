@@ -50,10 +50,11 @@ struct DirectUnit {
     }
   }
 
-  __device__ __forceinline__ void load_x(const char* const (&rows)[S::kRowTiles], uint32_t offset) {
+  // is_inside: the lane's inputs are none of those that fill the last unit up.
+  __device__ __forceinline__ void load_x(const char* const (&rows)[S::kRowTiles], uint32_t offset, bool is_inside) {
 #pragma unroll
     for (int j = 0; j < S::kRowTiles; ++j) {  // through L1, which blocks of a multiprocessor share
-      const uint4 chunk = *reinterpret_cast<const uint4*>(rows[j] + offset);
+      const uint4 chunk = is_inside ? *reinterpret_cast<const uint4*>(rows[j] + offset) : uint4{};
       x[j][0] = chunk.x, x[j][1] = chunk.y, x[j][2] = chunk.z, x[j][3] = chunk.w;
     }
   }
@@ -133,7 +134,10 @@ __device__ __forceinline__ void sum_segment(const TileArgs& a, Tile<S>& tile, Ac
   DirectUnit<S> units[S::kDepth];
   DirectPlaces<S> at;
   const auto load_weights = [&](int i, int unit) { units[i].load_weights(at.tiles, (span.begin + unit) * kWeightStep); };
-  const auto load_x = [&](int i, int unit) { units[i].load_x(at.rows, (span.begin + unit) * kXStep); };
+  const int num_chunks = a.num_in / 8 - threadIdx.x % 4;  // of 8 inputs, from the lane's first
+  const auto load_x = [&](int i, int unit) {
+    units[i].load_x(at.rows, (span.begin + unit) * kXStep, (span.begin + unit) * (kUnit / 8) < num_chunks);
+  };
   const auto load_first_weights = [&] {
 #pragma unroll
     for (int i = 0; i < S::kDepth; ++i)
@@ -187,10 +191,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kMinBlocks) linear_direct_kern
   do_direct<S>(a, blockIdx.x, shared);
 }
 
-// K in whole units, x aligned to 16 bytes.
+// x in whole and aligned chunks of 16 bytes.
 template <class S>
 int launch_direct(TileArgs a, int num_groups, void* stream) {
-  if (!a.x_aligned || a.num_in % kUnit != 0) return kUnsupported;
+  if (!a.x_aligned || a.num_in % 8 != 0) return kUnsupported;
   const int64_t num_blocks = count_blocks<S>(&a);
   if (num_blocks > INT32_MAX || num_groups > 65535) return kUnsupported;
   if (num_blocks == 0 || num_groups == 0) return kOk;
