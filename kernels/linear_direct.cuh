@@ -21,11 +21,28 @@ struct DirectShape {
   static constexpr int kSums = kSegWarps, kSharedBytes = Partials ? 0 : kSums * kBlockRows * kBlockOut * 4;
   static constexpr int kTileWords = kIsInt4 ? 3 : 8;  // that a lane holds of a tile's unit
   static constexpr int kRoomWords = 65536 / (kThreads * MinBlocks) - (kIsInt4 ? 52 : 40) - OutTiles * RowTiles * 4;  // registers left for units
-  static constexpr int kFit = kRoomWords / (OutTiles * kTileWords + RowTiles * 4), kDepth = kFit < 16 ? kFit : 16;
-  static_assert(kDepth >= 2, "units in flight");
+  static constexpr int kFit = kRoomWords / (OutTiles * kTileWords + RowTiles * 4);
+  static constexpr int kBatch = kFit < 16 ? kFit / 2 : 8;  // units of which the loads are waited for together
+  static_assert(kBatch >= 1, "two batches in flight");
 };
 
-__device__ __forceinline__ uint32_t load_word(const char* from) { return __ldcg(reinterpret_cast<const uint32_t*>(from)); }
+// Loads that stay where they are written: moved down to their use, they would no longer overlap. Weights pass L1 by; x goes
+// through it, since blocks of a multiprocessor share rows.
+__device__ __forceinline__ uint32_t load_word(const char* from) {
+  uint32_t v;
+  asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+  return v;
+}
+__device__ __forceinline__ void load_two_words(uint32_t (&v)[3], const char* from) {
+  asm volatile("ld.global.cg.v2.u32 {%0,%1}, [%2];" : "=r"(v[0]), "=r"(v[1]) : "l"(from) : "memory");
+}
+// Zeros unless `wanted`.
+__device__ __forceinline__ void load_chunk(uint32_t (&v)[4], const char* from, bool wanted) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\nmov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
+      "@p ld.global.ca.v4.u32 {%0,%1,%2,%3}, [%4];\n}"
+      : "=&r"(v[0]), "=&r"(v[1]), "=&r"(v[2]), "=&r"(v[3]) : "l"(from), "r"(uint32_t(wanted)) : "memory");
+}
 
 // What a lane holds of one unit.
 template <class S>
@@ -39,8 +56,7 @@ struct DirectUnit {
     for (int r = 0; r < S::kOutTiles; ++r) {
       const char* from = tiles[r] + offset;
       if constexpr (S::kIsInt4) {
-        const uint2 words = __ldcg(reinterpret_cast<const uint2*>(from));
-        weight[r][0] = words.x, weight[r][1] = words.y;
+        load_two_words(weight[r], from);
         const int lane = threadIdx.x % kWarp;
         weight[r][2] = load_word(from - lane * 8 + lane / 4 * 4 + kInt4ValueWords * 4);
       } else {
@@ -53,10 +69,7 @@ struct DirectUnit {
   // is_inside: the lane's inputs are none of those that fill the last unit up.
   __device__ __forceinline__ void load_x(const char* const (&rows)[S::kRowTiles], uint32_t offset, bool is_inside) {
 #pragma unroll
-    for (int j = 0; j < S::kRowTiles; ++j) {  // through L1, which blocks of a multiprocessor share
-      const uint4 chunk = is_inside ? *reinterpret_cast<const uint4*>(rows[j] + offset) : uint4{};
-      x[j][0] = chunk.x, x[j][1] = chunk.y, x[j][2] = chunk.z, x[j][3] = chunk.w;
-    }
+    for (int j = 0; j < S::kRowTiles; ++j) load_chunk(x[j], rows[j] + offset, is_inside);
   }
 
   // The products of inputs 16 h … 16 h + 15 of a tile.
@@ -123,49 +136,80 @@ __device__ __forceinline__ void find_item(const TileArgs& a, Tile<S>& tile) {
   if (tile.row_tile < __ldcg(a.num_items)) tile.group = item.x, tile.rows = a.row_list + item.y, tile.num_rows = item.z;
 }
 
+// Units of the warp's segment: two batches in flight in turn. A load is waited for by one of six counters of its warp, so loads
+// that are used one by one would wait for later ones on the same counter.
+template <class S>
+struct DirectSegment {
+  static constexpr uint32_t kWeightStep = S::kColumnTiles * S::kUnitBytes, kXStep = S::kRowBytes;
+  DirectUnit<S> units[2][S::kBatch];
+  DirectPlaces<S> at;
+  int first, num_units, num_chunks;  // chunks of 8 inputs from the lane's first
+
+  __device__ DirectSegment(const TileArgs& a, const Tile<S>& tile) {
+    const Span span = tile.span(threadIdx.x / kWarp, 0);
+    first = span.begin, num_units = span.end - span.begin, num_chunks = a.num_in / 8 - threadIdx.x % 4;
+  }
+
+  __device__ __forceinline__ void load_weights(int i, int k, int unit) {
+    units[i][k].load_weights(at.tiles, (first + unit) * kWeightStep);
+  }
+  __device__ __forceinline__ void load_x(int i, int k, int unit) {
+    units[i][k].load_x(at.rows, (first + unit) * kXStep, (first + unit) * (kUnit / 8) < num_chunks);
+  }
+
+  // f(k) for the units begin + k of a batch.
+  template <class F>
+  __device__ __forceinline__ void each(int begin, F&& f) {
+    if (begin + S::kBatch <= num_units) {
+#pragma unroll
+      for (int k = 0; k < S::kBatch; ++k) f(k);
+    } else {
+#pragma unroll
+      for (int k = 0; k < S::kBatch; ++k)
+        if (begin + k < num_units) f(k);
+    }
+  }
+
+  __device__ __forceinline__ void load_first_weights() {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) each(i * S::kBatch, [&](int k) { load_weights(i, k, i * S::kBatch + k); });
+  }
+  __device__ __forceinline__ void load_first_x() {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) each(i * S::kBatch, [&](int k) { load_x(i, k, i * S::kBatch + k); });
+  }
+
+  __device__ __forceinline__ void add_to(Accumulator<S>& acc) {
+#pragma unroll 1
+    for (int begin = 0; begin < num_units; begin += 2 * S::kBatch)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int now = begin + i * S::kBatch, then = now + 2 * S::kBatch;
+        each(now, [&](int k) { units[i][k].add_to(acc); });
+        each(then, [&](int k) { load_weights(i, k, then + k), load_x(i, k, then + k); });
+      }
+  }
+};
+
 // The sums of the warp's segment.
 template <class S>
 __device__ __forceinline__ void sum_segment(const TileArgs& a, Tile<S>& tile, Accumulator<S>& acc) {
-  const int warp = threadIdx.x / kWarp;
-  const Span span = tile.span(warp, 0);
-  const int num_units = span.end - span.begin;
-  constexpr uint32_t kWeightStep = S::kColumnTiles * S::kUnitBytes, kXStep = S::kRowBytes;
+  DirectSegment<S> segment(a, tile);
   const bool early = a.weights_settled && a.items == nullptr;
-  DirectUnit<S> units[S::kDepth];
-  DirectPlaces<S> at;
-  const auto load_weights = [&](int i, int unit) { units[i].load_weights(at.tiles, (span.begin + unit) * kWeightStep); };
-  const int num_chunks = a.num_in / 8 - threadIdx.x % 4;  // of 8 inputs, from the lane's first
-  const auto load_x = [&](int i, int unit) {
-    units[i].load_x(at.rows, (span.begin + unit) * kXStep, (span.begin + unit) * (kUnit / 8) < num_chunks);
-  };
-  const auto load_first_weights = [&] {
-#pragma unroll
-    for (int i = 0; i < S::kDepth; ++i)
-      if (i < num_units) load_weights(i, i);
-  };
-  if (early) at.find_weights(a, tile), load_first_weights();
+  if (early) segment.at.find_weights(a, tile), segment.load_first_weights();
   wait_for_previous_kernel();
   allow_next_kernel();
   if (a.items != nullptr) {
     find_item<S>(a, tile);
     if (tile.num_rows == 0) return;
   }
-  if (!early) at.find_weights(a, tile), load_first_weights();
-  at.find_rows(a, tile);
-#pragma unroll
-  for (int i = 0; i < S::kDepth; ++i)
-    if (i < num_units) load_x(i, i);
+  if (!early) segment.at.find_weights(a, tile), segment.load_first_weights();
+  segment.at.find_rows(a, tile);
+  segment.load_first_x();
   if (a.items == nullptr) tile.find_rows(a);
   if (tile.num_rows == 0) return;
-  acc.fill(tile.mine(warp, 0) ? 0.f : -0.f);
-#pragma unroll 1
-  for (int first = 0; first < num_units; first += S::kDepth)
-#pragma unroll
-    for (int i = 0; i < S::kDepth; ++i) {
-      if (first + i >= num_units) break;
-      units[i].add_to(acc);
-      if (first + i + S::kDepth < num_units) load_weights(i, first + i + S::kDepth), load_x(i, first + i + S::kDepth);
-    }
+  acc.fill(tile.mine(threadIdx.x / kWarp, 0) ? 0.f : -0.f);
+  segment.add_to(acc);
 }
 
 // What block `block` of a product does, as do_tile.
