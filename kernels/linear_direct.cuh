@@ -19,6 +19,9 @@ struct DirectShape {
   static constexpr int kColumnTiles = kIsInt4 ? kInt4ColumnTiles : 1;
   static constexpr int kUnitBytes = kIsInt4 ? kInt4BlockBytes : kUnit * kOutTile * sizeof(T), kRowBytes = kUnit * sizeof(T);
   static constexpr int kSums = kSegWarps, kSharedBytes = Partials ? 0 : kSums * kBlockRows * kBlockOut * 4;
+  // Of 8 rows a lane reads the words that it multiplies; of more, which would take as many loads as the weights, 16 bytes, which
+  // four lanes then exchange.
+  static constexpr bool kXChunks = RowTiles > 1;
   static constexpr int kTileWords = kIsInt4 ? 3 : 8;  // that a lane holds of a tile's unit
   static constexpr int kRoomWords = 65536 / (kThreads * MinBlocks) - (kIsInt4 ? 52 : 40) - OutTiles * RowTiles * 4;  // registers left for units
   static constexpr int kFit = kRoomWords / (OutTiles * kTileWords + RowTiles * 4);
@@ -37,6 +40,12 @@ __device__ __forceinline__ void load_two_words(uint32_t (&v)[3], const char* fro
   asm volatile("ld.global.cg.v2.u32 {%0,%1}, [%2];" : "=r"(v[0]), "=r"(v[1]) : "l"(from) : "memory");
 }
 // Zeros unless `wanted`.
+__device__ __forceinline__ uint32_t load_word(const char* from, bool wanted) {
+  uint32_t v;
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\nmov.u32 %0, 0;\n@p ld.global.ca.u32 %0, [%1];\n}"
+               : "=&r"(v) : "l"(from), "r"(uint32_t(wanted)) : "memory");
+  return v;
+}
 __device__ __forceinline__ void load_chunk(uint32_t (&v)[4], const char* from, bool wanted) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\nmov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
@@ -48,7 +57,7 @@ __device__ __forceinline__ void load_chunk(uint32_t (&v)[4], const char* from, b
 template <class S>
 struct DirectUnit {
   uint32_t weight[S::kOutTiles][S::kTileWords];  // BF16: the A matrices of inputs 0-15 and 16-31; INT4: two words, the scales
-  uint32_t x[S::kRowTiles][4];                   // 8 neighbouring inputs of a row, until they are turned into B matrices
+  uint32_t x[S::kRowTiles][4];                   // the B matrices of both; in chunks until they are turned
 
   // tiles: where the lane begins to read in the unit of each tile of outputs.
   __device__ __forceinline__ void load_weights(const char* const (&tiles)[S::kOutTiles], uint32_t offset) {
@@ -66,10 +75,17 @@ struct DirectUnit {
     }
   }
 
-  // is_inside: the lane's inputs are none of those that fill the last unit up.
-  __device__ __forceinline__ void load_x(const char* const (&rows)[S::kRowTiles], uint32_t offset, bool is_inside) {
+  // num_chunks: of 8 inputs, that x still has from the unit's first on; the rest of the unit is zero.
+  __device__ __forceinline__ void load_x(const char* const (&rows)[S::kRowTiles], uint32_t offset, int num_chunks) {
+    if constexpr (S::kXChunks) {
 #pragma unroll
-    for (int j = 0; j < S::kRowTiles; ++j) load_chunk(x[j], rows[j] + offset, is_inside);
+      for (int j = 0; j < S::kRowTiles; ++j) load_chunk(x[j], rows[j] + offset, int(threadIdx.x % 4) < num_chunks);
+    } else {
+#pragma unroll
+      for (int j = 0; j < S::kRowTiles; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[j][i] = load_word(rows[j] + offset + i * 16, i < num_chunks);
+    }
   }
 
   // The products of inputs 16 h … 16 h + 15 of a tile.
@@ -83,8 +99,10 @@ struct DirectUnit {
   }
 
   __device__ __forceinline__ void add_to(Accumulator<S>& acc) {
+    if constexpr (S::kXChunks) {
 #pragma unroll
-    for (int j = 0; j < S::kRowTiles; ++j) transpose_quad<1>(x[j], threadIdx.x % kWarp);
+      for (int j = 0; j < S::kRowTiles; ++j) transpose_quad<1>(x[j], threadIdx.x % kWarp);
+    }
 #pragma unroll
     for (int r = 0; r < S::kOutTiles; ++r)
 #pragma unroll
@@ -124,7 +142,7 @@ struct DirectPlaces {
       int64_t row = 0;
       if (tile.rows != nullptr) row = m < tile.num_rows ? __ldcg(tile.rows + m) / a.rows_per_source : 0;
       else if (begin + m < a.num_rows) row = begin + m;
-      rows[j] = reinterpret_cast<const char*>(x + row * a.x_row_stride + lane % 4 * 8);
+      rows[j] = reinterpret_cast<const char*>(x + row * a.x_row_stride + lane % 4 * (S::kXChunks ? 8 : 2));
     }
   }
 };
@@ -143,18 +161,18 @@ struct DirectSegment {
   static constexpr uint32_t kWeightStep = S::kColumnTiles * S::kUnitBytes, kXStep = S::kRowBytes;
   DirectUnit<S> units[2][S::kBatch];
   DirectPlaces<S> at;
-  int first, num_units, num_chunks;  // chunks of 8 inputs from the lane's first
+  int first, num_units, num_chunks;  // chunks of 8 inputs in x
 
   __device__ DirectSegment(const TileArgs& a, const Tile<S>& tile) {
     const Span span = tile.span(threadIdx.x / kWarp, 0);
-    first = span.begin, num_units = span.end - span.begin, num_chunks = a.num_in / 8 - threadIdx.x % 4;
+    first = span.begin, num_units = span.end - span.begin, num_chunks = a.num_in / 8;
   }
 
   __device__ __forceinline__ void load_weights(int i, int k, int unit) {
     units[i][k].load_weights(at.tiles, (first + unit) * kWeightStep);
   }
   __device__ __forceinline__ void load_x(int i, int k, int unit) {
-    units[i][k].load_x(at.rows, (first + unit) * kXStep, (first + unit) * (kUnit / 8) < num_chunks);
+    units[i][k].load_x(at.rows, (first + unit) * kXStep, num_chunks - (first + unit) * (kUnit / 8));
   }
 
   // f(k) for the units begin + k of a batch.
