@@ -57,7 +57,8 @@ constexpr LinearShape describe_direct(const char* name) {
 // Warps over segments, outputs, rows; 16-output and 8-row tiles of a warp; units of a stage; segments in sequence; cluster;
 // blocks of a multiprocessor. The number in a name is the rows of a block. The fastest of 46 tried on an H200.
 enum Bf16Shape : int {
-  k8, k8Wide, k8Short, k16, k16Wide, k16Short, k32, k64, k128, kFirstWide, kFirstDirect = kFirstWide + 11, kNumBf16Shapes = kFirstDirect + 8
+  k8, k8Wide, k8Short, k16, k16Wide, k16Short, k32, k64, k128, kFirstWide, kFirstDirect = kFirstWide + 11,
+  kDirectLong = kFirstDirect, kDirect8, kDirect16, kDirect24, kDirect32, kNumBf16Shapes
 };
 constexpr LinearShape kBf16Shapes[kNumBf16Shapes] = {
     KDTREE_SHAPE(Bf16, 8, 1, 1, 1, 1, 2, 1, 1, 2),  // k8: 16 outputs, a warp a segment
@@ -76,8 +77,7 @@ constexpr LinearShape kBf16Shapes[kNumBf16Shapes] = {
     KDTREE_WIDE(64, 2, 56, 2, 1, 227), KDTREE_WIDE(64, 1, 80, 4, 1, 227), KDTREE_WIDE(64, 2, 64, 8, 1, 227),
     KDTREE_WIDE(128, 1, 128, 1, 1, 227), KDTREE_WIDE(128, 1, 128, 2, 1, 227), KDTREE_WIDE(128, 1, 80, 4, 1, 227),
     // Without stages: 16-output and 8-row tiles of a warp; blocks of a multiprocessor.
-    KDTREE_DIRECT(1, 1, 1), KDTREE_DIRECT(1, 1, 2), KDTREE_DIRECT(2, 1, 2), KDTREE_DIRECT(1, 2, 2), KDTREE_DIRECT(2, 2, 2),
-    KDTREE_DIRECT(1, 3, 2), KDTREE_DIRECT(2, 3, 1), KDTREE_DIRECT(1, 4, 2),
+    KDTREE_DIRECT(1, 1, 2), KDTREE_DIRECT(2, 1, 2), KDTREE_DIRECT(2, 2, 2), KDTREE_DIRECT(1, 3, 2), KDTREE_DIRECT(1, 4, 2),
 };
 enum F32Shape : int { kF8, kF16, kF32Alone, kF32Pair, kF64, kNumF32Shapes };
 constexpr LinearShape kF32Shapes[kNumF32Shapes] = {
@@ -115,13 +115,28 @@ int choose_wide(const LinearArgs& a, const LinearDevice& device) {
   return best;
 }
 
+// The shape without stages for a small product, or -1: one of 5 MB of weights at most (4 MB with more than 8 rows), and of 64
+// rows. On an H200 it takes 1.5-2 us where stages take 3-4.6 us; of more weights as long or longer. Two tiles of outputs for each
+// x that is read were the fastest, except where that leaves a long K to few blocks; more rows of a block where 8 would need
+// more blocks than run at once.
+int choose_direct(const LinearArgs& a, const LinearDevice& device) {
+  const int64_t m = a.num_rows, k = a.num_in, tiles = ceil_div(a.num_out, kOutTile) * a.num_groups;
+  if (m > 64 || 2 * k * a.num_out * a.num_groups > (m <= 8 ? 5 << 20 : 4 << 20)) return -1;
+  if (!serves(kBf16Shapes[kFirstDirect], a, device)) return -1;
+  if (m <= 8 && k >= 1024 && tiles <= device.num_multiprocessors) return kDirectLong;
+  if (ceil_div(tiles, 2) * ceil_div(m, 8) <= 2 * device.num_multiprocessors) return kDirect8;
+  return m <= 16 ? kDirect16 : m <= 24 ? kDirect24 : kDirect32;
+}
+
 // Measured, not derived. With few rows a warp for each segment of 16 or 32 outputs begins and ends fastest, unless there are so
 // many weights (200 MB) that this is a small part, or so few outputs that 16 rows of x are read too often. K of 256 at most with
 // a matrix per head is a matter of few copies and many outputs.
 int choose_bf16(const LinearArgs& a, const LinearDevice& device) {
+  const int direct = choose_direct(a, device);
+  if (direct >= 0) return direct;
   const int64_t m = a.num_rows, k = a.num_in, wide = ceil_div(a.num_out, 32) * a.num_groups;  // blocks of 32 outputs
   const bool fills = 10 * wide >= 8 * device.num_multiprocessors, is_short = k <= 256 && a.num_groups > 1;
-  const bool pays = m > 16 || (m > 8 && !fills) || 2 * k * a.num_out * a.num_groups > 200'000'000;
+  const bool pays = m > 16 || ((m > 8 || k >= 4096) && !fills) || 2 * k * a.num_out * a.num_groups > 200'000'000;
   if (pays && serves(kBf16Shapes[kFirstWide], a, device)) return choose_wide(a, device);
   if (m <= 8) return is_short ? k8Short : fills ? k8Wide : k8;
   if (m <= 16) return is_short ? k16Short : fills ? k16Wide : k16;
@@ -207,7 +222,8 @@ int choose_linear_shape(const LinearArgs& a, const LinearDevice& device) {
 
 bool reads_weights_early(const LinearArgs& a, const LinearShape& shape, const LinearDevice& device) {
   const int64_t blocks = num_blocks(a, shape);
-  const bool pays = shape.wide && !a.int4 ? blocks <= device.num_multiprocessors : 10 * blocks >= 9 * device.num_multiprocessors;
+  const bool fills = 10 * blocks >= 9 * device.num_multiprocessors, one_wave = blocks <= device.num_multiprocessors;
+  const bool pays = shape.direct || (shape.wide && !a.int4 ? one_wave : fills);
   return a.weights_settled && a.dtype == kBF16 && pays;
 }
 

@@ -9,21 +9,20 @@ namespace kdtree {
 
 // A warp computes OutTiles x 16 outputs of RowTiles x 8 rows; MinBlocks of a multiprocessor share its registers. The names are
 // those of TileShape, for the parts of linear_tile.cuh that serve both.
-template <int OutTiles, int RowTiles, int MinBlocks, bool Partials = false, TileKind Kind = kFloats>
+template <int OutTiles, int RowTiles, int MinBlocks, bool Partials = false>
 struct DirectShape {
   using T = __nv_bfloat16;
   static constexpr int kSegWarps = kNumSegments, kOutWarps = 1, kRowWarps = 1, kOutTiles = OutTiles, kRowTiles = RowTiles;
   static constexpr int kUnits = 1, kSeq = 1, kCluster = 1, kMinBlocks = MinBlocks, kThreads = kSegWarps * kWarp;
-  static constexpr bool kPartials = Partials, kIsInt4 = Kind == kInt4, kWgmma = false;
+  static constexpr bool kPartials = Partials, kIsInt4 = false, kWgmma = false;
   static constexpr int kBlockTiles = OutTiles, kBlockOut = OutTiles * kOutTile, kBlockRows = RowTiles * kRowTile;
-  static constexpr int kColumnTiles = kIsInt4 ? kInt4ColumnTiles : 1;
-  static constexpr int kUnitBytes = kIsInt4 ? kInt4BlockBytes : kUnit * kOutTile * sizeof(T), kRowBytes = kUnit * sizeof(T);
+  static constexpr int kUnitBytes = kUnit * kOutTile * sizeof(T), kRowBytes = kUnit * sizeof(T);
   static constexpr int kSums = kSegWarps, kSharedBytes = Partials ? 0 : kSums * kBlockRows * kBlockOut * 4;
   // Of 8 rows a lane reads the words that it multiplies; of more, which would take as many loads as the weights, 16 bytes, which
   // four lanes then exchange.
   static constexpr bool kXChunks = RowTiles > 1;
-  static constexpr int kTileWords = kIsInt4 ? 3 : 8;  // that a lane holds of a tile's unit
-  static constexpr int kRoomWords = 65536 / (kThreads * MinBlocks) - (kIsInt4 ? 52 : 40) - OutTiles * RowTiles * 4;  // registers left for units
+  static constexpr int kTileWords = 8;  // that a lane holds of a tile's unit
+  static constexpr int kRoomWords = 65536 / (kThreads * MinBlocks) - 40 - OutTiles * RowTiles * 4;  // registers left for units
   static constexpr int kFit = kRoomWords / (OutTiles * kTileWords + RowTiles * 4);
   static constexpr int kBatch = kFit < 16 ? kFit / 2 : 8;  // units of which the loads are waited for together
   static_assert(kBatch >= 1, "two batches in flight");
@@ -35,9 +34,6 @@ __device__ __forceinline__ uint32_t load_word(const char* from) {
   uint32_t v;
   asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
   return v;
-}
-__device__ __forceinline__ void load_two_words(uint32_t (&v)[3], const char* from) {
-  asm volatile("ld.global.cg.v2.u32 {%0,%1}, [%2];" : "=r"(v[0]), "=r"(v[1]) : "l"(from) : "memory");
 }
 // Zeros unless `wanted`.
 __device__ __forceinline__ uint32_t load_word(const char* from, bool wanted) {
@@ -56,23 +52,15 @@ __device__ __forceinline__ void load_chunk(uint32_t (&v)[4], const char* from, b
 // What a lane holds of one unit.
 template <class S>
 struct DirectUnit {
-  uint32_t weight[S::kOutTiles][S::kTileWords];  // BF16: the A matrices of inputs 0-15 and 16-31; INT4: two words, the scales
+  uint32_t weight[S::kOutTiles][S::kTileWords];  // the A matrices of inputs 0-15 and 16-31
   uint32_t x[S::kRowTiles][4];                   // the B matrices of both; in chunks until they are turned
 
   // tiles: where the lane begins to read in the unit of each tile of outputs.
   __device__ __forceinline__ void load_weights(const char* const (&tiles)[S::kOutTiles], uint32_t offset) {
 #pragma unroll
-    for (int r = 0; r < S::kOutTiles; ++r) {
-      const char* from = tiles[r] + offset;
-      if constexpr (S::kIsInt4) {
-        load_two_words(weight[r], from);
-        const int lane = threadIdx.x % kWarp;
-        weight[r][2] = load_word(from - lane * 8 + lane / 4 * 4 + kInt4ValueWords * 4);
-      } else {
+    for (int r = 0; r < S::kOutTiles; ++r)
 #pragma unroll
-        for (int i = 0; i < 8; ++i) weight[r][i] = load_word(from + i / 4 * 256 + i % 2 * 512 + i / 2 % 2 * 128);
-      }
-    }
+      for (int i = 0; i < 8; ++i) weight[r][i] = load_word(tiles[r] + offset + i / 4 * 256 + i % 2 * 512 + i / 2 % 2 * 128);
   }
 
   // num_chunks: of 8 inputs, that x still has from the unit's first on; the rest of the unit is zero.
@@ -88,16 +76,6 @@ struct DirectUnit {
     }
   }
 
-  // The products of inputs 16 h … 16 h + 15 of a tile.
-  __device__ __forceinline__ uint4 matrix(int r, int h) const {
-    if constexpr (S::kIsInt4) {
-      const uint32_t w = weight[r][h], low = __byte_perm(weight[r][2], 0, 0x1010), high = __byte_perm(weight[r][2], 0, 0x3232);
-      return {int4_pair(w, low), int4_pair(w >> 4, high), int4_pair(w >> 8, low), int4_pair(w >> 12, high)};
-    } else {
-      return {weight[r][4 * h], weight[r][4 * h + 1], weight[r][4 * h + 2], weight[r][4 * h + 3]};
-    }
-  }
-
   __device__ __forceinline__ void add_to(Accumulator<S>& acc) {
     if constexpr (S::kXChunks) {
 #pragma unroll
@@ -107,7 +85,7 @@ struct DirectUnit {
     for (int r = 0; r < S::kOutTiles; ++r)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const uint4 a = matrix(r, h);
+        const uint4 a = {weight[r][4 * h], weight[r][4 * h + 1], weight[r][4 * h + 2], weight[r][4 * h + 3]};
 #pragma unroll
         for (int j = 0; j < S::kRowTiles; ++j) mma_bf16(acc.value[r][j], a, x[j][2 * h], x[j][2 * h + 1]);
       }
@@ -119,15 +97,14 @@ template <class S>
 struct DirectPlaces {
   const char *tiles[S::kOutTiles], *rows[S::kRowTiles];
 
-  // The weights, once the tile's group is known. Tiles past the last column: a harmless copy of it.
+  // The weights, once the tile's group is known. Past the last tile: a harmless copy of it.
   __device__ __forceinline__ void find_weights(const TileArgs& a, const Tile<S>& tile) {
-    const int lane = threadIdx.x % kWarp, num_columns = (a.num_out + S::kColumnTiles * kOutTile - 1) / (S::kColumnTiles * kOutTile);
-    const int64_t column_bytes = static_cast<int64_t>(tile.num_units) * S::kColumnTiles * S::kUnitBytes;
+    const int lane = threadIdx.x % kWarp, num_tiles = (a.num_out + kOutTile - 1) / kOutTile;
+    const int64_t tile_bytes = static_cast<int64_t>(tile.num_units) * S::kUnitBytes;
 #pragma unroll
     for (int r = 0; r < S::kOutTiles; ++r) {
-      const int out_tile = tile.first_out_tile + r, column = min(out_tile / S::kColumnTiles, num_columns - 1);
-      tiles[r] = static_cast<const char*>(a.packed) + (static_cast<int64_t>(tile.group) * num_columns + column) * column_bytes +
-                 out_tile % S::kColumnTiles * S::kUnitBytes + (S::kIsInt4 ? lane * 8 : lane / 4 * 16 + lane % 4 * 4);
+      const int64_t place = static_cast<int64_t>(tile.group) * num_tiles + min(tile.first_out_tile + r, num_tiles - 1);
+      tiles[r] = static_cast<const char*>(a.packed) + place * tile_bytes + lane / 4 * 16 + lane % 4 * 4;
     }
   }
 
@@ -158,7 +135,6 @@ __device__ __forceinline__ void find_item(const TileArgs& a, Tile<S>& tile) {
 // that are used one by one would wait for later ones on the same counter.
 template <class S>
 struct DirectSegment {
-  static constexpr uint32_t kWeightStep = S::kColumnTiles * S::kUnitBytes, kXStep = S::kRowBytes;
   DirectUnit<S> units[2][S::kBatch];
   DirectPlaces<S> at;
   int first, num_units, num_chunks;  // chunks of 8 inputs in x
@@ -169,10 +145,10 @@ struct DirectSegment {
   }
 
   __device__ __forceinline__ void load_weights(int i, int k, int unit) {
-    units[i][k].load_weights(at.tiles, (first + unit) * kWeightStep);
+    units[i][k].load_weights(at.tiles, (first + unit) * S::kUnitBytes);
   }
   __device__ __forceinline__ void load_x(int i, int k, int unit) {
-    units[i][k].load_x(at.rows, (first + unit) * kXStep, num_chunks - (first + unit) * (kUnit / 8));
+    units[i][k].load_x(at.rows, (first + unit) * S::kRowBytes, num_chunks - (first + unit) * (kUnit / 8));
   }
 
   // f(k) for the units begin + k of a batch.

@@ -1,7 +1,7 @@
 // The tile shapes of linear and moe_experts with INT4 weights: those of linear_tile.cuh, whose consumer warps turn the values
 // into BF16 in registers. Any shape gives the same bits, those of the BF16 weights that dequantize_int4 makes.
 #include "linear.cuh"
-#include "linear_direct.cuh"
+#include "linear_tile.cuh"
 
 namespace kdtree {
 namespace {
@@ -12,22 +12,15 @@ template <TileKind Kind, bool Partials, int SegWarps, int OutWarps, int OutTiles
           int MinBlocks>
 constexpr LinearShape describe(const char* name) {
   using S = TileShape<Bf16, SegWarps, OutWarps, 1, OutTiles, RowTiles, Units, Seq, Cluster, MinBlocks, Partials, Kind>;
-  return {name, S::kBlockRows, S::kBlockOut, S::kCluster, S::kWgmma, false, launch_tile<S>};
-}
-template <bool Partials, int OutTiles, int RowTiles, int MinBlocks>
-constexpr LinearShape describe_direct(const char* name) {
-  using S = DirectShape<OutTiles, RowTiles, MinBlocks, Partials, kInt4>;
-  return {name, S::kBlockRows, S::kBlockOut, 1, false, true, launch_direct<S>};
+  return {name, S::kBlockRows, S::kBlockOut, S::kCluster, S::kWgmma, launch_tile<S>};
 }
 #define KDTREE_INT4(...) describe<kInt4, false, __VA_ARGS__>("int4, " #__VA_ARGS__)
 #define KDTREE_INT4_WGMMA(...) describe<kInt4Wgmma, false, __VA_ARGS__>("int4 wgmma, " #__VA_ARGS__)
-#define KDTREE_INT4_DIRECT(...) describe_direct<false, __VA_ARGS__>("int4 direct, " #__VA_ARGS__)
-#define KDTREE_INT4_DIRECT_PARTS(...) describe_direct<true, __VA_ARGS__>("int4 direct segments, " #__VA_ARGS__)
 #define KDTREE_INT4_PARTS(...) describe<kInt4, true, __VA_ARGS__>("int4 segments, " #__VA_ARGS__)
 
 // Warps over segments, outputs; 16-output and 8-row tiles of a warp; units of a stage; segments in sequence; cluster; blocks of
 // a multiprocessor. The first index of those for 8, 16, 32, 64 and 128 rows:
-enum Int4Shape : int { k8 = 0, k16 = 8, k32 = 12, k64 = 19, k128 = 25, kDirect = 28, kNumInt4Shapes = 38 };
+enum Int4Shape : int { k8 = 0, k16 = 8, k32 = 12, k64 = 19, k128 = 25, kNumInt4Shapes = 28 };
 constexpr LinearShape kShapes[kNumInt4Shapes] = {
     KDTREE_INT4(8, 1, 4, 1, 1, 1, 1, 2),        // 64 outputs
     KDTREE_INT4(8, 1, 8, 1, 1, 1, 1, 2),        // 128
@@ -57,10 +50,6 @@ constexpr LinearShape kShapes[kNumInt4Shapes] = {
     KDTREE_INT4(1, 8, 1, 16, 1, 8, 1, 1),       // 128 rows: 128
     KDTREE_INT4_WGMMA(1, 8, 1, 16, 2, 8, 1, 1),  // 128
     KDTREE_INT4_WGMMA(1, 8, 1, 16, 2, 2, 4, 1),  // 128, four blocks
-    // Without stages: 16-output and 8-row tiles of a warp; blocks of a multiprocessor.
-    KDTREE_INT4_DIRECT(1, 1, 2), KDTREE_INT4_DIRECT(2, 1, 2), KDTREE_INT4_DIRECT(3, 1, 2), KDTREE_INT4_DIRECT(4, 1, 2),
-    KDTREE_INT4_DIRECT(5, 1, 2), KDTREE_INT4_DIRECT(1, 2, 2), KDTREE_INT4_DIRECT(2, 2, 2), KDTREE_INT4_DIRECT(3, 2, 2),
-    KDTREE_INT4_DIRECT(5, 2, 1), KDTREE_INT4_DIRECT(2, 4, 1),
 };
 
 // Those that leave the segment sums of an expert's down projection apart, for 8, 32 and 64 rows.
@@ -68,7 +57,6 @@ constexpr LinearShape kPartialShapes[] = {
     KDTREE_INT4_PARTS(8, 1, 4, 1, 1, 1, 1, 2), KDTREE_INT4_PARTS(8, 1, 8, 1, 1, 1, 1, 2), KDTREE_INT4_PARTS(4, 2, 4, 1, 1, 1, 2, 2),
     KDTREE_INT4_PARTS(8, 1, 4, 1, 1, 1, 1, 3), KDTREE_INT4_PARTS(2, 4, 4, 1, 1, 1, 4, 2), KDTREE_INT4_PARTS(4, 2, 2, 4, 1, 1, 2, 2),
     KDTREE_INT4_PARTS(2, 4, 2, 4, 2, 1, 4, 2), KDTREE_INT4_PARTS(2, 4, 2, 8, 1, 1, 4, 1),
-    KDTREE_INT4_DIRECT_PARTS(1, 1, 2), KDTREE_INT4_DIRECT_PARTS(1, 1, 3), KDTREE_INT4_DIRECT_PARTS(2, 1, 2), KDTREE_INT4_DIRECT_PARTS(4, 1, 2),
 };
 
 }  // namespace
