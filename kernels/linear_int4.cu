@@ -12,7 +12,7 @@ template <TileKind Kind, bool Partials, int SegWarps, int OutWarps, int OutTiles
           int MinBlocks>
 constexpr LinearShape describe(const char* name) {
   using S = TileShape<Bf16, SegWarps, OutWarps, 1, OutTiles, RowTiles, Units, Seq, Cluster, MinBlocks, Partials, Kind>;
-  return {name, S::kBlockRows, S::kBlockOut, S::kCluster, S::kWgmma, launch_tile<S>};
+  return {name, S::kBlockRows, S::kBlockOut, S::kCluster, S::kWgmma, false, launch_tile<S>};
 }
 #define KDTREE_INT4(...) describe<kInt4, false, __VA_ARGS__>("int4, " #__VA_ARGS__)
 #define KDTREE_INT4_WGMMA(...) describe<kInt4Wgmma, false, __VA_ARGS__>("int4 wgmma, " #__VA_ARGS__)
