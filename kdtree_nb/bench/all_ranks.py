@@ -20,6 +20,8 @@ from kdtree_nb.bench.rank import DTYPE, LoneGroup, Rank, Repeatable, Step, Verif
 from kdtree_nb.bench.runner import Effort, Group, Measurement, Sample, clock, compete, require
 from kdtree_nb.drafters import Oracle, Random
 from kdtree_nb.hf.step_work import rank_config, step_work
+from kdtree_nb.model import Model
+from kdtree_nb.model.moe import MoeFeedForward
 from kdtree_nb.parallel import TensorParallel
 from kdtree_nb.speculate import Engine, Generation
 
@@ -112,14 +114,20 @@ class _Bench:
 
     def steps(self, effort: Effort) -> list[Measurement]:
         """Steps of every number of rows behind every prefix: `step`, the same `without exchange`, and what a step
-        exchanges by itself, `exchanges alone`. A sample is that of the slowest rank."""
+        exchanges by itself, `exchanges alone`. A sample is that of the slowest rank.
+
+        Without what the others send, rows would choose other experts, and how many they wake is most of a step's time:
+        so `without exchange` routes, and then takes the experts of the step.
+        """
         pool, results = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None, []
         n, mine = self.ranks.num_ranks, self.ranks.rank
-        silent = self.rank.with_ranks(TensorParallel(LoneGroup(n, self.device, mine)))
         for num_rows in effort.some(self.plan.rows):
-            tree = bushy_tree(num_rows, self.plan.config.model.vocab_size, self.device)
-            step, alone = Step(self.rank, tree, self.rank.model), Step(self.rank, tree, silent)
             self.rank.prefix_len.fill_(min(self.plan.prefix_lens))
+            tree = bushy_tree(num_rows, self.plan.config.model.vocab_size, self.device)
+            silent = self.rank.with_ranks(TensorParallel(LoneGroup(n, self.device, mine)))
+            step, alone = Step(self.rank, tree, self.rank.model), Step(self.rank, tree, silent)
+            chosen = step.experts()
+            take_experts(silent, chosen)
             parts = {
                 "step": step.captured(pool),
                 "without exchange": alone.captured(pool),
@@ -127,6 +135,8 @@ class _Bench:
             }
             for prefix_len in effort.some(self.plan.prefix_lens):
                 self.rank.prefix_len.fill_(prefix_len)
+                for taken, now in zip(chosen, step.experts(), strict=True):
+                    taken.copy_(now)
                 results += self._cell(step, parts, prefix_len, effort)
         return results
 
@@ -156,6 +166,18 @@ class _Bench:
             mine = torch.tensor(m.samples, dtype=torch.float64, device=self.device)
             found.append(Measurement(m.name, self.ranks.group.all_gather(mine).amax(0).tolist(), m.params, m.unit))
         return found
+
+
+def take_experts(model: Model, chosen: Sequence[Tensor]) -> None:
+    """Let every layer with experts, in order, route and then take these expert ids i32 [T, k] instead."""
+    experts = [x.feed_forward for x in model.layers if isinstance(x.feed_forward, MoeFeedForward)]
+
+    def take(route: Callable[..., Sequence[Tensor]], ids: Tensor, *args: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h, _, weight = route(*args)
+        return h, ids, weight
+
+    for moe, ids in zip(experts, chosen, strict=True):
+        moe.route = functools.partial(take, moe.route, ids)
 
 
 def compared(name: str, told: Generation, text: Generation, place: dict[str, Any]) -> Measurement:

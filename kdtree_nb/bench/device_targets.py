@@ -84,6 +84,17 @@ def _k26_step(prefix_len: int, reason: str = "") -> Target:
                   reason)  # fmt: skip
 
 
+def _matmul_share(cell: Cell) -> float | None:
+    """Of the measured matmul rate."""
+    return cell["native"].params["matmul_s"] / cell["native"].median if "native" in cell else None
+
+
+def _end_to_end(model: str, dtype: str) -> Target:
+    claim = f"{model} end to end in {dtype}: DDTree against AR, prefill included"
+    return Target("cuda", "end_to_end", claim, times_faster("DDTree", "AR"), 1.0,
+                  applies=lambda p: p["model"] == model and p["dtype"] == dtype)  # fmt: skip
+
+
 def _is_whole_k26(params: Mapping[str, Any]) -> bool:
     return params["tp"] == 8 and params["layers"] == 61
 
@@ -166,6 +177,13 @@ _CUDA = (
     _k26_step(1024, _SMALL),
     _k26_step(32_768, _SMALL),
     *_k26_all_ranks(),
+    Target("cuda", "k26_prefill_product", "dense products of 8,192 tokens of Kimi K2.6, of the matmul rate",
+           _matmul_share, 0.4, applies=lambda p: p["rows"] == 8192),
+    Target("cuda", "k26_prefill_product", "the same, 256 tokens at a time, as the engine prefills",
+           _matmul_share, 0.4, applies=lambda p: p["rows"] == 256),
+    Target("cuda", "k26_prefill_rows", "rows of a prefill of Kimi K2.6 that differ from decode steps of them",
+           param("native", "changed_rows"), 0, False, "rows"),
+    *(_end_to_end(model, dtype) for model in ("tiny", "nano-k2") for dtype in ("float32", "bfloat16")),
     Target("cuda", "k26_step_rows", "rows of trees of a rank of Kimi K2.6 that differ from the same rows alone",
            param("native", "changed_rows"), 0, False, "rows"),
     Target("cuda", "invariance", "rows of trees that differ from the same rows one by one",

@@ -50,7 +50,7 @@ def ngram_chain(effort: Effort) -> list[Measurement]:
     drafters: dict[str, Drafter] = {"chain": FirstCandidateOnly(NGram()), "tree": NGram()}
     runs = {name: Engine(model, drafter=d, budget=BUDGET).generate_ddtree for name, d in drafters.items()}
     params = {"model": "tiny", "budget": BUDGET, "num_tokens": effort.num_tokens}
-    return _all_prompts("ngram_chain", runs, setting.prompts("repetitive").values(), effort, params)
+    return all_prompts("ngram_chain", runs, setting.prompts("repetitive").values(), effort, params)
 
 
 def models(effort: Effort) -> list[Measurement]:
@@ -61,7 +61,7 @@ def models(effort: Effort) -> list[Measurement]:
         engine = Engine(setting.model(name), drafter=NGram(), budget=BUDGET)
         runs = {"AR": engine.generate_ar, "DDTree": engine.generate_ddtree}
         params = {"model": name, "budget": BUDGET, "num_tokens": effort.num_tokens}
-        results += _all_prompts("models", runs, prompts, effort, params)
+        results += all_prompts("models", runs, prompts, effort, params)
     return results
 
 
@@ -158,7 +158,7 @@ def _one_prompt(
     return compete(group, {name: once(call) for name, call in calls.items()}, effort.num_rounds, params)
 
 
-def _all_prompts(
+def all_prompts(
     group: str, runs: Runs, prompts: Iterable[list[int]], effort: Effort, params: Mapping[str, Any]
 ) -> list[Measurement]:
     """Whole calls, summed over the prompts."""

@@ -11,17 +11,16 @@ from typing import Any
 
 import torch
 
-from kdtree_nb.bench import lab
+from kdtree_nb.bench import k26_prefill, lab
+from kdtree_nb.bench.end_to_end import end_to_end
+from kdtree_nb.bench.k26_sizes import CONFIG, single_layer, small, with_layers
 from kdtree_nb.bench.kernel_times import kernel_times
 from kdtree_nb.bench.lab import Lab, dtype_name
 from kdtree_nb.bench.rank import DTYPE, Rank, Step, bushy_tree, chain_of, seconds_of
 from kdtree_nb.bench.runner import Effort, Group, Measurement, Sample, compete, per_call, require
+from kdtree_nb.config import MAX_BUDGET
 from kdtree_nb.hf.config import HfConfig, read_config
 from kdtree_nb.hf.step_work import rank_config, step_work
-from kdtree_nb.model.checkpoint import DATA_DIR
-
-CONFIG = DATA_DIR / "kimi-k2.6"
-"""The folder of the published dimensions."""
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 PREFIX_LENS = (1024, 8192, 32_768, 131_072)
@@ -41,36 +40,6 @@ REDUCE_US = 10.0
 
 CASES_PER_TREE, EXACT_ROWS, EXACT_PREFIX_LEN = 20, 64, 4096
 """Exactness: random cases asked for per tree that is drawn, its most rows, and the longest prefix in front of it."""
-
-LAYER_VOCAB = 1024
-"""Vocabulary beside the single layer, whose embedding and head are left out of the account."""
-
-_SMALL_SIZES = {
-    "vocab_size": 2048, "hidden_size": 256, "num_attention_heads": 8, "q_lora_rank": 64, "kv_lora_rank": 64,
-    "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "intermediate_size": 512,
-    "moe_intermediate_size": 256, "max_position_embeddings": 8192,
-}  # fmt: skip
-
-
-def small(config: HfConfig) -> HfConfig:
-    """The same structure in small: as many experts, of which a token takes as many, in narrow layers."""
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, eos_token_ids=(), **_SMALL_SIZES))
-
-
-def with_layers(config: HfConfig, num_layers: int) -> HfConfig:
-    """The first num_layers layers. Raises ValueError for more than there are."""
-    if not 1 <= num_layers <= config.model.num_hidden_layers:
-        raise ValueError(f"--layers: expected 1 … {config.model.num_hidden_layers}, got {num_layers}")
-    first_dense = min(config.model.first_k_dense_replace, num_layers)
-    fields = {"num_hidden_layers": num_layers, "first_k_dense_replace": first_dense}
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, **fields))
-
-
-def single_layer(config: HfConfig) -> HfConfig:
-    """One layer with experts, between an embedding and a head of few tokens."""
-    vocab_size = min(LAYER_VOCAB, config.model.vocab_size)
-    fields = {"num_hidden_layers": 1, "first_k_dense_replace": 0, "vocab_size": vocab_size, "eos_token_ids": ()}
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, **fields))
 
 
 def k26_lab(device: str, effort: Effort) -> Lab:
@@ -96,6 +65,10 @@ class Plan:
             values = getattr(self, name)
             if not values or min(values) < 1:
                 raise ValueError(f"bench k26: {name}: expected positive integers, got {list(values)}")
+        if max(self.rows) > MAX_BUDGET + 1:
+            raise ValueError(
+                f"bench k26: rows: expected at most {MAX_BUDGET + 1}, those of a tree, got {max(self.rows)}"
+            )
         rank_config(self.config, self.num_ranks)
         if not self.reduce_us >= 0:
             raise ValueError(f"bench k26: reduce_us: expected 0 or more, got {self.reduce_us}")
@@ -104,6 +77,11 @@ class Plan:
                 f"bench k26: prefix_lens: expected at most {self.config.model.max_position_embeddings} positions with "
                 f"the rows, got {self.num_slots}"
             )
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Length of the text that is prefilled: what the longest prefix has room for."""
+        return min(k26_prefill.PREFILL_TOKENS, max(self.prefix_lens))
 
     @property
     def num_slots(self) -> int:
@@ -127,6 +105,8 @@ def k26_groups(where: Lab, plan: Plan) -> dict[str, Group]:
     functions: dict[str, Callable[..., list[Measurement]]] = {
         "bandwidth": functools.partial(lab.bandwidth, where),
         "matmul": functools.partial(lab.matmul, where),
+        "end_to_end": functools.partial(end_to_end, where),
+        "k26_prefill_product": bench.products,
         "k26_layer": bench.layer,
         "k26_step": bench.steps,
     }
@@ -141,6 +121,11 @@ class _Bench:
     def __init__(self, where: Lab, plan: Plan) -> None:
         self.lab, self.plan = where, plan
 
+    def products(self, effort: Effort) -> list[Measurement]:
+        """The dense products of a prefill: `k26_prefill.products`."""
+        plan = self.plan
+        return k26_prefill.products(self.lab, plan.config, plan.num_ranks, plan.num_prefill_tokens, effort)
+
     def layer(self, effort: Effort) -> list[Measurement]:
         """One layer with experts at full width, on one device: `k26_layer/captured`; for some rows behind the first
         prefix also with INT4 experts that are made floats in memory: `k26_layer/floats first`."""
@@ -153,13 +138,14 @@ class _Bench:
         return results + exactness("k26_layer_rows", rank, effort)
 
     def steps(self, effort: Effort) -> list[Measurement]:
-        """Whole steps of one rank: build and memory, times, eager launches, exactness, and what they add up to."""
+        """Whole steps of one rank: build and memory, times, launches, exactness, and what they add up to; a prefill."""
         free(self.lab.device)
         rank = Rank(self.plan.config, self.plan.num_ranks, self.lab.device, self.plan.num_slots)
         rows, prefix_lens = self.plan.rows, self.plan.prefix_lens
         results = self._sweep("k26_step/captured", rank, effort, rows, prefix_lens)
-        results += self._projection(results) + self._memory(rank)
-        return results + exactness("k26_step_rows", rank, effort)
+        results += self._projection(results) + self._memory(rank) + exactness("k26_step_rows", rank, effort)
+        prefill = k26_prefill.Prefill(rank, self.plan.num_prefill_tokens)
+        return results + prefill.measure(self.lab, effort) + prefill.exactness()
 
     def kernels(self, effort: Effort) -> list[Measurement]:
         """Where a step of one rank goes, behind the first prefix: seconds of each kernel and how often it runs."""

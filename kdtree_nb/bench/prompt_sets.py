@@ -93,19 +93,29 @@ def _pieces(
     documents: Sequence[Document], encode: Encode, num_prompts: int, lengths: tuple[int, int], seed: int,
     source: dict[str, Any],
 ) -> PromptSet:  # fmt: skip
-    """Prompts of random lengths that begin at random lines; a longer document is drawn more often."""
-    rng = np.random.default_rng(seed)
+    """Prompts of random lengths that begin at random lines; a longer document is drawn more often.
+
+    Raises ValueError for more prompts than there are lines, or than are found.
+    """
+    num_lines = sum(document.text.count(b"\n") + 1 for document in documents)
+    if num_prompts > num_lines:
+        raise ValueError(f"prompts: expected at most {num_lines}, the lines of the held-out files, got {num_prompts}")
+    rng, found = np.random.default_rng(seed), set()
     sizes = np.array([len(document.text) for document in documents], dtype=np.float64)
     prompts: list[list[int]] = []
-    while len(prompts) < num_prompts:
+    for _ in range(MAX_TRIES * num_prompts):
         document = documents[rng.choice(len(documents), p=sizes / sizes.sum())]
         num_tokens = int(rng.integers(lengths[0], lengths[1] + 1))
         start = document.text.rfind(b"\n", 0, int(rng.integers(len(document.text)))) + 1
         text = document.text[start : start + BYTES_PER_TOKEN * num_tokens].decode(errors="ignore")
         tokens = encode(text)[:num_tokens]
-        if len(tokens) == num_tokens and tokens not in prompts:
+        if len(tokens) == num_tokens and tuple(tokens) not in found:
+            found.add(tuple(tokens))
             prompts.append(tokens)
-    return PromptSet(prompts, {**source, "sha256": _digest([document.text for document in documents]), "seed": seed})
+        if len(prompts) == num_prompts:
+            digest = _digest([document.text for document in documents])
+            return PromptSet(prompts, {**source, "sha256": digest, "seed": seed})
+    raise ValueError(f"prompts: expected {num_prompts} places in {len(documents)} held-out files, found {len(prompts)}")
 
 
 def _digest(texts: Sequence[bytes]) -> str:

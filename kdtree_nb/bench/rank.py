@@ -120,13 +120,16 @@ class Rank:
             return found
 
         experts = [x.feed_forward for x in model.layers if isinstance(x.feed_forward, MoeFeedForward)]
+        before = [vars(moe).get("route") for moe in experts]
         for moe in experts:
             moe.route = functools.partial(listen, moe.route)
         try:
             yield chosen
         finally:
-            for moe in experts:
+            for moe, route in zip(experts, before, strict=True):
                 del moe.route
+                if route is not None:
+                    moe.route = route
 
 
 def _num_bytes(tensors: list[Tensor]) -> int:
@@ -170,14 +173,19 @@ class Step:
             rank.cache.compact(rank.prefix_len, path, num_accepted)
         return Verified(logits, token, num_accepted)
 
-    def distinct_experts(self) -> float:
-        """Experts that a layer wakes, on average over layers; 0 without routed experts."""
+    def experts(self) -> list[Tensor]:
+        """The expert ids i32 [T, k] that the rows choose in each layer that has experts."""
         with self.rank.listening(self.model) as chosen:
             self()
         config = self.rank.config.model
         num_layers = config.num_hidden_layers - config.first_k_dense_replace
         require(len(chosen) == num_layers, "bench k26", f"{num_layers} layers with experts, heard of {len(chosen)}")
-        return sum(len(ids.unique()) for ids in chosen) / max(1, num_layers)
+        return chosen
+
+    def distinct_experts(self) -> float:
+        """Experts that a layer wakes, on average over layers; 0 without routed experts."""
+        chosen = self.experts()
+        return sum(len(ids.unique()) for ids in chosen) / max(1, len(chosen))
 
     def captured(self, pool: tuple[int, int] | None) -> Repeatable[Verified]:
         """The step as one CUDA graph, after a first run that loads every kernel; on a CPU, its recorded calls, or of

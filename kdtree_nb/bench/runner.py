@@ -109,13 +109,16 @@ def clock(function: Callable[[], object], num_calls: int = 1) -> float:
 def compete(
     group: str, contenders: Mapping[str, Sample], num_rounds: int, params: Mapping[str, Any] | None = None
 ) -> list[Measurement]:
-    """One unrecorded round, then `num_rounds` rounds in which each contender is sampled once."""
+    """One unrecorded round, then `num_rounds` rounds in which each contender is sampled once, every other round in the
+    opposite order: nobody always comes behind the same neighbour."""
     samples: dict[str, list[float]] = {name: [] for name in contenders}
+    order = list(contenders)
     for round_index in range(-1, num_rounds):
-        for name, sample in contenders.items():
-            seconds = sample()
+        for name in order:
+            seconds = contenders[name]()
             if round_index >= 0:
                 samples[name].append(seconds)
+        order.reverse()
     return [Measurement(f"{group}/{name}", taken, params or {}) for name, taken in samples.items()]
 
 

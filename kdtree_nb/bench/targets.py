@@ -97,13 +97,13 @@ def cells(measurements: Iterable[Measurement], group: str) -> list[Cell]:
 
 
 def judge(targets: Iterable[Target], measurements: Sequence[Measurement]) -> list[Verdict]:
-    """A verdict on each target of which something was measured."""
+    """A verdict on each target of which something was measured. Raises ValueError for params that are not a group's."""
     verdicts = []
     for target in targets:
         figures = []
         for cell in cells(measurements, target.group):
             params = next(iter(cell.values())).params
-            got = target.figure(cell) if target.applies(params) else None
+            got = _figure(target, cell, params)
             if got is not None:
                 figures.append((got, params))
         if figures:
@@ -111,6 +111,16 @@ def judge(targets: Iterable[Target], measurements: Sequence[Measurement]) -> lis
             num_met = sum(target.met_by(got) for got, _ in figures)
             verdicts.append(Verdict(target, worst, params, len(figures), num_met))
     return verdicts
+
+
+def _figure(target: Target, cell: Cell, params: Mapping[str, Any]) -> float | None:
+    """What the target finds in a cell, if it is about it. Raises ValueError for params that it cannot be judged by."""
+    try:
+        return target.figure(cell) if target.applies(params) else None
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"judge: {target.group}: expected params by which {target.claim!r} can be judged, got {dict(params)}"
+        ) from error
 
 
 def _badness(target: Target, got: float) -> float:
@@ -150,4 +160,5 @@ def _shown(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-_SHOWN = ("model", "M", "N", "K", "dtype", "heads", "rows", "prefix_len", "budget", "streams", "what", "prompt_tokens")
+_SHOWN = ("model", "part", "M", "N", "K", "dtype", "heads", "rows", "prefix_len", "budget", "streams", "what",
+          "prompt_tokens")  # fmt: skip

@@ -111,6 +111,8 @@ def measure(
         require(torch.device(device))
     failures: list[Failure] = []
     path, is_first = None, ranks is None or ranks.rank == 0
+    if target and is_first:
+        common.expect_writable(target.parent if target.suffix == ".json" else target)
 
     def keep(measurements: list[Measurement]) -> None:
         nonlocal path

@@ -25,6 +25,9 @@ example:
       tokens.pack --num-prompts 256 --check chain 64 --times 32 --coverage --out acceptance.json"""
 
 _TAUS = ("tau", "tau_mean", "tau_first_tokens", "tau_less_repetitive")
+NUM_PROMPTS = 32
+"""Of code, where --num-prompts does not say it."""
+
 SOURCES = ("library", "own", "pinned", "packed")
 
 
@@ -38,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "those of a packed corpus (default: library)",
     )  # fmt: skip
     parser.add_argument("--corpus", type=Path, help="for packed: the file that `kdtree-nb train-nano pack` wrote")
-    parser.add_argument("--num-prompts", type=int, default=32, metavar="N", help="of code; of prose half as many")
+    parser.add_argument(
+        "--num-prompts", type=int, metavar="N", help="of code; of prose half as many (default: 32; of own all)"
+    )
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")
     parser.add_argument("--budgets", type=int, nargs="+", metavar="N", help="default: 8 16 32 64 128 256")
     parser.add_argument("--check", nargs="*", default=["chain"], metavar="B", help="chain or budgets (default: chain)")
@@ -62,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--drafter: expected a drafter, got none")
     model = common.load(args)
     if args.out:  # rather an error now than behind the evaluation
-        (args.out.parent if args.out.suffix == ".json" else args.out).mkdir(parents=True, exist_ok=True)
+        common.expect_writable(args.out.parent if args.out.suffix == ".json" else args.out)
     sets = _sets(args, model)
     checked = tuple(_budget(word) for word in args.check)
     prompts = {name: found.prompts for name, found in sets.items()}
@@ -83,16 +88,20 @@ def command(args: argparse.Namespace) -> str:
     """The command as typed, without the places of files."""
     words = ["kdtree-nb", "evaluate", "--model", Path(args.model).name, "--drafter", Path(args.drafter).name]
     words += ["--device", args.device, "--dtype", args.dtype, "--prompts", args.prompts]
-    words += ["--num-prompts", args.num_prompts, "--max-new-tokens", args.max_new_tokens]
+    words += ["--num-prompts", args.num_prompts] if args.prompts != "own" else []
+    words += ["--max-new-tokens", args.max_new_tokens]
     words += ["--budgets", *args.budgets] if args.budgets else []
     words += ["--check", *args.check, "--times", args.times, *(["--coverage"] if args.coverage else [])]
     return shlex.join(map(str, words))
 
 
 def _check(args: argparse.Namespace, budgets: tuple[int, ...]) -> None:
-    """Raises ValueError on numbers that nothing could be measured with."""
+    """Put defaults in their places. Raises ValueError on numbers that nothing could be measured with."""
     from kdtree_nb.config import MAX_BUDGET
 
+    if args.prompts == "own" and args.num_prompts is not None:
+        raise ValueError(f"--num-prompts: expected none with --prompts own, which takes all, got {args.num_prompts}")
+    args.num_prompts = NUM_PROMPTS if args.num_prompts is None else args.num_prompts
     for option, smallest in (("num-prompts", 1), ("max-new-tokens", 1), ("times", 0)):
         value = getattr(args, option.replace("-", "_"))
         if value < smallest:

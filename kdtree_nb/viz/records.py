@@ -76,6 +76,8 @@ def load_record(path: str | Path) -> Record:
             raise ValueError(f"load_record: {path}: {name}: expected a non-empty {kind.__name__}, got {got!r}")
     results = tuple(_result(path, index, r) for index, r in enumerate(fields["results"]))
     kind = fields.get("device_kind", "cpu")
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"load_record: {path}: device_kind: expected cpu or cuda, got {kind!r}")
     return Record(
         **{name: fields[name] for name in expected if name != "results"}, results=results, path=path, device_kind=kind
     )

@@ -9,10 +9,12 @@ import torch
 
 from kdtree_nb import ops
 from kdtree_nb.bench import BenchmarkError, Effort, k26
+from kdtree_nb.bench.all_ranks import take_experts
+from kdtree_nb.bench.k26_prefill import Prefill
 from kdtree_nb.bench.rank import LoneGroup, Rank, Step, bushy_tree, chain_of
 from kdtree_nb.hf.step_work import expected_experts, rank_config
 
-EFFORT = Effort(num_rounds=2, num_cases=60)
+EFFORT = Effort(num_rounds=2, num_tokens=6, num_cases=60)
 
 
 def small_plan(**changes) -> k26.Plan:
@@ -67,6 +69,59 @@ def test_no_row_of_a_tree_differs(measured):
         assert counted.params["changed_rows"] == 0
 
 
+def test_products_of_a_prefill(measured):
+    """The shapes are those that the model's own weights have."""
+    native = of(measured, "k26_prefill_product/native")
+    assert [m.params for m in native] == [m.params for m in of(measured, "k26_prefill_product/torch")]
+    with torch.inference_mode():
+        rank = Rank(small_plan().config, 1, torch.device("cpu"), 8)
+    attention, dense = rank.alone.layers[0].attention, rank.alone.layers[0].feed_forward
+    have = [attention.q_kv_a, attention.q_b, attention.o_proj, dense.gate_up, dense.down]
+    whole = [(m.params["N"], m.params["K"]) for m in native if m.params["tp"] == 1]
+    assert whole[:5] == [(packed.num_out, packed.num_in) for packed in have]
+    experts = rank.experts[0].experts
+    assert whole[5:] == [(2 * experts.shared_width, 256), (256, experts.shared_width)]
+    assert {m.params["tp"] for m in native} == {1, 8} and {m.params["rows"] for m in native} == {40}
+    assert all(0 < m.params["matmul_s"] <= m.params["floor_s"] for m in native)
+
+
+def test_a_prefill_is_measured_and_its_rows_are_those_of_steps(measured, rank):
+    (whole,), (rows,) = of(measured, "k26_prefill/native"), of(measured, "k26_prefill_rows/native")
+    assert whole.params["tokens"] == 40 and whole.params["chunk"] == 14
+    assert whole.params["flops"] > 40 * whole.params["layers"] * 256 * 256 and whole.params["floor_s"] > 0
+    assert rows.params["changed_rows"] == 0 and rows.samples[0] == rows.params["rows"] >= 10
+    with torch.inference_mode():
+        prefill = Prefill(rank, 60)
+        assert [tree.token.shape[1] for tree in prefill.trees] == [20, 20, 20]
+        assert torch.cat([tree.token[0] for tree in prefill.trees]).tolist() == prefill.tokens
+        assert {0, 19, 20, 58, 59} <= set(prefill._sampled())
+
+
+@pytest.mark.parametrize("where", ["logits", "cache"])
+def test_a_row_of_a_prefill_that_differs_is_counted(where, rank, monkeypatch):
+    forward = rank.alone.forward
+
+    def spoiled(rows, tree, cache, *rest, **keywords):
+        logits = forward(rows, tree, cache, *rest, **keywords)
+        if len(rows.token) > 1:
+            (logits[:, 3] if where == "logits" else cache.data[1, 0, :, 5]).add_(1)
+        return logits
+
+    monkeypatch.setattr(rank.alone, "forward", spoiled)
+    with torch.inference_mode():
+        (counted,) = Prefill(rank, 30).exactness()
+    assert counted.params["changed_rows"] == counted.samples[0] > 4
+
+
+def test_tiny_and_nano_end_to_end(measured):
+    ar, trees = of(measured, "end_to_end/AR"), of(measured, "end_to_end/DDTree")
+    assert [m.params for m in ar] == [m.params for m in trees]
+    assert [(m.params["model"], m.params["dtype"]) for m in ar] == [
+        (name, dtype) for name in ("tiny", "nano-k2") for dtype in ("float32", "bfloat16")
+    ]  # fmt: skip
+    assert {m.params["tokens"] for m in ar} == {6 * 4, 6 * 9}
+
+
 def test_a_row_that_differs_is_counted(rank, monkeypatch):
     forward = rank.model.forward
 
@@ -98,6 +153,23 @@ def test_experts_are_those_that_the_rows_chose(rank):
         found = step.distinct_experts()
     assert 0.8 < found / expected_experts(384, 8, 16) < 1.2
     assert not any("route" in vars(layer.feed_forward) for layer in rank.alone.layers)
+
+
+def test_experts_of_another_step_can_be_taken(rank):
+    """A model that is told which experts to take wakes those; the model whose weights it shares does not."""
+    tree, other = (bushy_tree(9, 256, rank.device, seed) for seed in (0, 5))
+    silent = rank.with_ranks(rank.model.ranks)
+    step, alone = Step(rank, tree, rank.model), Step(rank, tree, silent)
+    with torch.inference_mode():
+        rank.prefix_len.fill_(40)
+        before, chosen = step().logits.clone(), Step(rank, other, rank.model).experts()
+        assert torch.equal(alone().logits, before) and not torch.equal(step.experts()[0], chosen[0])
+        take_experts(silent, chosen)
+        with rank.listening(silent) as taken:
+            assert not torch.equal(alone().logits, before)
+        assert torch.equal(alone.experts()[0], chosen[0])
+        assert torch.equal(step().logits, before)
+    assert len(taken) == 1 and torch.equal(taken[0], chosen[0])
 
 
 def test_layers_that_are_not_heard_of_are_an_error(rank, monkeypatch):
@@ -166,6 +238,7 @@ def test_trees_and_chains():
     ("changes", "message"),
     [
         ({"rows": ()}, "rows: expected positive integers"),
+        ({"rows": (1, 1025)}, "rows: expected at most 1024, those of a tree, got 1025"),
         ({"prefix_lens": (0,)}, "prefix_lens: expected positive integers"),
         ({"prefix_lens": (9000,)}, "expected at most 8192 positions"),
         ({"reduce_us": float("nan")}, "reduce_us: expected 0 or more"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kdtree_nb.bench import k26
+from kdtree_nb.bench import k26_sizes
 from kdtree_nb.bench.random_weights import RandomSource
 from kdtree_nb.hf.config import read_config
 from kdtree_nb.model.share import Part, Range
@@ -15,7 +15,7 @@ EXPERT = "model.layers.1.mlp.experts.3.down_proj.weight"
 
 @pytest.fixture(scope="module")
 def config():
-    return k26.small(read_config(k26.CONFIG))
+    return k26_sizes.small(read_config(k26_sizes.CONFIG))
 
 
 def source(config, device, seed=0):

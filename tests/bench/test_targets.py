@@ -66,6 +66,21 @@ def test_figures():
     assert targets.times_floor("none")(cell) is None and targets.param("none", "changed_rows")(cell) is None
 
 
+@pytest.mark.parametrize("params", [{}, {"rows": 1}, {"rows": 1, "prefix_len": 1024, "layers": 61, "tp": 8}])
+def test_params_that_cannot_be_judged_are_an_error(params):
+    with pytest.raises(ValueError, match="judge: k26_step: expected params by which 'an AR step .*, got {"):
+        judge(bench.targets_of("cuda"), [Measurement("k26_step/captured", [1.0], params)])
+
+
+def test_the_share_of_the_matmul_rate():
+    params = {"rows": 8192, "part": "q_b", "matmul_s": 2.0}
+    for seconds, met in ((5.0, True), (5.1, False)):
+        both = [Measurement("k26_prefill_product/torch", [1.0], params)]
+        both += [Measurement("k26_prefill_product/native", [seconds], params)]
+        (verdict,) = judge(bench.targets_of("cuda"), both)
+        assert verdict.met is met and verdict.got == pytest.approx(2.0 / seconds)
+
+
 def test_the_published_pipeline_counts_by_its_faster_form():
     (target,) = [t for t in bench.targets_of("cuda") if t.group == "bookkeeping" and "budget 64" in t.claim]
     for ours, times in ((5e-3, 11.5), (1e-3, 10.0)):
@@ -78,7 +93,8 @@ def test_the_groups_of_targets_exist():
     groups = {"cpu": set(bench.GROUPS), "cuda": set(bench.cuda_groups(bench.Lab("cpu")))}
     groups["cuda"] |= {"invariance_total", "ngram_ddtree_bf16"}  # of the groups invariance and ngram_ddtree
     groups["cuda"] |= {"int4_linear", "int4_experts", "int4_checks"}  # of tests/cuda/int4_record.py
-    groups["cuda"] |= {"k26_step", "k26_step_rows"}  # of `bench k26`
+    groups["cuda"] |= {"k26_step", "k26_step_rows", "end_to_end"}  # of `bench k26`
+    groups["cuda"] |= {"k26_prefill_product", "k26_prefill_rows"}
     groups["cuda"] |= {"k26_tp", "k26_tp_build", "k26_tp_text", "k26_tp_rows"}  # of `bench k26 --tp`
     groups["cpu"].add("acceptance"), groups["cuda"].add("budget_sweep")  # of `evaluate`
     for target in bench.TARGETS:

@@ -70,6 +70,12 @@ def test_a_failed_group_is_reported_and_the_rest_is_kept(capsys, tmp_path, slow_
     assert [r["name"] for r in fields["results"]] == ["ar_step/numpy", "ar_step/native", "bandwidth/copy"]
 
 
+def test_a_place_that_cannot_be_written_is_an_error_before_anything_is_measured(capsys, slow_native):
+    bench.GROUPS = {"never": lambda effort: pytest.fail("measured")}
+    assert cli.main(["bench", "--out", "/dev/null/r.json"]) == 2
+    assert "--out: expected a folder to write to, got /dev/null (File exists)" in capsys.readouterr().err
+
+
 def test_the_record_is_kept_as_it_grows(tmp_path, slow_native):
     seen = []
 

@@ -51,6 +51,7 @@ def test_json_and_another_folder(capsys, folder, tmp_path):
     ("options", "error"),
     [
         (["--max-budget", "0"], "max_budget: expected 1 … 1023, got 0"),
+        (["--out", "/dev/null/x"], "--out: expected a folder to write to, got /dev/null/x (Not a directory)"),
         (["--streams", "4", "1"], "num_streams: expected"),
         (["--prefix-len", "1000000000"], "prefix_len: expected at most 2006, which leaves room for trees of 4 nodes"),
     ],

@@ -12,7 +12,8 @@ from kdtree_nb.bench import budget_groups, prompt_sets
 from kdtree_nb.train.nano.tokenizer import EOS
 from kdtree_nb.train.nano.tokens import TokenCorpus
 
-QUICK = ["evaluate", "--max-new-tokens", "12", "--budgets", "2", "4", "--num-prompts", "2"]
+OWN = ["evaluate", "--max-new-tokens", "12", "--budgets", "2", "4"]
+QUICK = [*OWN, "--num-prompts", "2"]
 
 
 def test_a_table(capsys):
@@ -27,13 +28,13 @@ def test_everything_as_json(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("kdtree_nb.commands.common.make_drafter", lambda name: budget_groups.source_skip_gram())
     out = tmp_path / "found.json"
     more = ["--prompts", "own", "--times", "1", "--coverage", "--json", "--out", str(out)]
-    assert cli.main([*QUICK, *more]) == 0
+    assert cli.main([*OWN, *more]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads(out.read_text()) and found["sets"].keys() == {"code", "repetitive"}
     groups = ["acceptance", "budget_sweep", "budget_sweep_tau", "expert_coverage"]
     assert sorted({m["name"].partition("/")[0] for m in found["results"]}) == groups
     assert {m["params"]["rows"] for m in found["results"] if "rows" in m["params"]} == {1, 3}
-    assert found["sources"]["code"]["file"] == "prompts.json"
+    assert found["sources"]["code"]["file"] == "prompts.json" and "--num-prompts" not in found["command"]
     record = viz.load_record(out)
     tau = record.find("acceptance/SkipGram", set="code", budget=4)
     assert [tau.median] == [e["tau"] for e in found["sets"]["code"]["budgets"] if e["budget"] == 4]
@@ -49,6 +50,9 @@ def test_everything_as_json(capsys, tmp_path, monkeypatch):
         (["--corpus", "tokens.pack"], "--corpus: expected it with --prompts packed"),
         (["--check", "tree"], "--check: expected some of chain, 2, 4 (see --budgets), got 'tree'"),
         (["--check", "chain", "7"], "--check: expected some of chain, 2, 4 (see --budgets), got '7'"),
+        (["--prompts", "own"], "--num-prompts: expected none with --prompts own, which takes all, got 2"),
+        (["--num-prompts", "1000000000"], "prompts: expected at most"),
+        (["--out", "/dev/null/x.json"], "--out: expected a folder to write to, got /dev/null (File exists)"),
         (["--num-prompts", "0"], "--num-prompts: expected at least 1, got 0"),
         (["--max-new-tokens", "0"], "--max-new-tokens: expected at least 1, got 0"),
         (["--times", "-1"], "--times: expected at least 0, got -1"),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from kdtree_nb.bench import k26
+from kdtree_nb.bench import k26_sizes
 from kdtree_nb.bench.kernel_times import short_name
 from kdtree_nb.bench.record import make_record, write_record
 from kdtree_nb.bench.runner import Measurement
@@ -39,7 +39,7 @@ def run() -> None:
     from kdtree_nb.bench.rank import Rank, Step, bushy_tree
     from kdtree_nb.hf.config import read_config
 
-    config, device = k26.with_layers(read_config(Path(k26.CONFIG)), NUM_LAYERS), torch.device("cuda")
+    config, device = k26_sizes.with_layers(read_config(Path(k26_sizes.CONFIG)), NUM_LAYERS), torch.device("cuda")
     with torch.inference_mode():
         rank = Rank(config, 8, device, 2 * PREFIX_LEN)
         rank.prefix_len.fill_(PREFIX_LEN)

@@ -22,7 +22,7 @@ import torch
 from torch import distributed
 
 from kdtree_nb import Engine, Sampling, drafters, parallel
-from kdtree_nb.bench.k26 import CONFIG, single_layer, small, with_layers
+from kdtree_nb.bench.k26_sizes import CONFIG, single_layer, small, with_layers
 from kdtree_nb.bench.random_weights import RandomSource
 from kdtree_nb.bench.rank import bushy_tree
 from kdtree_nb.bench.record import make_record, write_record

@@ -78,7 +78,7 @@ def test_bad_trees(field, index, value, message, rng):
 @BY_VALUE
 @pytest.mark.parametrize("prefix_len", [-1, 2**31 - 8])
 def test_bad_prefix_len(prefix_len, rng):
-    with pytest.raises(ValueError, match=f"tree_rows: prefix_len: expected 0 … 2147483639, got {prefix_len} at index 1"):
+    with pytest.raises(ValueError, match=f"tree_rows: prefix_len: expected 0 … 2147483639, got {prefix_len} at"):
         ops.tree_rows(random_tree(rng, [7, 7]), torch.tensor([0, prefix_len], dtype=torch.int32))
 
 

@@ -55,6 +55,7 @@ BAD = {
     "versions": lambda r: r.update(versions={}),
     "command": lambda r: r.update(command=3),
     "results": lambda r: r.update(results=[]),
+    "device_kind": lambda r: r.update(device_kind="tpu"),
     "samples": lambda r: r["results"][0].update(samples=[]),
     r"results\[1\]": lambda r: r["results"][1].pop("name"),
     "step/native": lambda r: r["results"][2].update(samples=[1.0, -1.0]),
