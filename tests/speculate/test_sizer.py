@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter, deque
 
 import numpy as np
@@ -14,7 +15,7 @@ from kdtree_nb.speculate.cost import CostKey, CostModel, Surface
 from kdtree_nb.speculate.cut import Cutter
 from kdtree_nb.speculate.device_batch import LOOKAHEAD, DeviceBatch
 from kdtree_nb.speculate.device_forward import DeviceForward
-from kdtree_nb.speculate.mode import captured_sizes
+from kdtree_nb.speculate.mode import Auto, captured_sizes
 from kdtree_nb.speculate.sizer import EXPLORE_EVERY, SAMPLE_EVERY, SWITCH_GAIN, Size, Sizer
 from tests.speculate.shared import NUM_TOKENS, Broken, cost_of, submit_all
 
@@ -287,3 +288,12 @@ def test_a_forward_keeps_to_the_budgets_of_its_streams(tiny2, skip_gram):
         forward.budget.copy_(torch.tensor([7, 1]))
         forward.limit_budgets()
         assert limited.tolist() == [4, 1]
+
+
+def test_sizes_that_no_drafter_could_pay_for_are_left_out(tiny2, skip_gram):
+    """A step emits at most 1 + depth tokens: one that takes longer than as many plain steps is never launched."""
+    cost = cost_of(tiny2, skip_gram, 1)
+    slow = {slots: 7.0 if slots > 5 else 2.0 for slots in captured_sizes(32)} | {1: 1.0}
+    surfaces = tuple(dataclasses.replace(s, seconds=((slow[s.num_slots],) * 2,)) for s in cost.surfaces)
+    mode = Auto(tiny2, "device", dataclasses.replace(cost, surfaces=surfaces)).mode(skip_gram, 1, False)
+    assert mode.sizer.sizes == [1, 2, 3, 5] and mode.cutter.max_budget == 4
