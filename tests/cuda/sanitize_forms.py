@@ -67,3 +67,15 @@ def of_dtypes(op: str, fields: Callable[[int], dict[str, Any]]) -> Forms:
 def of_one(op: str, fields: Callable[[], dict[str, Any]], form: str = "F32") -> Forms:
     """An operation of one type."""
     return lambda lib: [Case(op, form, fields())]
+
+
+def packed_shape(groups: int, num_out: int, num_in: int) -> tuple[int, ...]:
+    """Of the CUDA layout of packed weights."""
+    return groups, -(-num_out // 16), -(-num_in // 32), 512
+
+
+def packed_int4(groups: int, num_out: int, num_in: int) -> np.ndarray:
+    """INT4 weights as pack_int4 leaves them: random values, scales of 0.125."""
+    packed = rng.integers(0, 256, (groups, -(-num_out // 64), num_in // 32, 4, 288)).astype(np.uint8)
+    packed[..., 256::2], packed[..., 257::2] = 0x00, 0x3E
+    return packed

@@ -8,6 +8,7 @@ import ctypes
 from typing import Any
 
 import numpy as np
+from sanitize_experts import EXPERT_CASES
 from sanitize_forms import (
     BF16,
     DTYPE_NAME,
@@ -22,6 +23,8 @@ from sanitize_forms import (
     of_dtypes,
     of_one,
     out,
+    packed_int4,
+    packed_shape,
     real,
     rng,
 )
@@ -88,12 +91,7 @@ def draft_topk_merge() -> dict[str, Any]:
             "num_rows": 3, "num_candidates": 5}  # fmt: skip
 
 
-# --- linear and experts --------------------------------------------------------------------------------------------
-
-
-def packed_shape(groups: int, num_out: int, num_in: int) -> tuple[int, ...]:
-    """Of the CUDA layout of packed weights."""
-    return groups, -(-num_out // 16), -(-num_in // 32), 512
+# --- linear --------------------------------------------------------------------------------------------------------
 
 
 def pack_linear(t: int) -> dict[str, Any]:
@@ -118,13 +116,6 @@ def linear_shapes(t: int) -> Forms:
     return make
 
 
-def packed_int4(groups: int, num_out: int, num_in: int) -> np.ndarray:
-    """INT4 weights as pack_int4 leaves them: random values, scales of 0.125."""
-    packed = rng.integers(0, 256, (groups, -(-num_out // 64), num_in // 32, 4, 288)).astype(np.uint8)
-    packed[..., 256::2], packed[..., 257::2] = 0x00, 0x3E
-    return packed
-
-
 def pack_int4() -> dict[str, Any]:
     words, scale = rng.integers(-(2**31), 2**31, (2, 70, 16)).astype(INT), real(2, 70, 2, dtype=BF16)
     return {"weight": words, "scale": scale, "packed": Out((2, 2, 4, 4, 288), np.uint8), "num_groups": 2,
@@ -140,56 +131,11 @@ def linear_int4(lib: ctypes.CDLL) -> list[Case]:
     return cases
 
 
-def experts_int4() -> dict[str, Any]:
-    dim, width, shared = 96, 32, 5
-    return {**moe_experts(BF16), "x": real(9, dim, dtype=BF16), "gate_up": packed_int4(3, 2 * width, dim),
-            "down": packed_int4(3, dim, width), "residual": real(9, dim, dtype=BF16), "dtype": BF16,
-            "shared_gate_up": real(*packed_shape(1, 2 * shared, dim), dtype=BF16), "dim": dim, "width": width,
-            "shared_down": real(*packed_shape(1, dim, shared), dtype=BF16), "out": out(9, dim, dtype=BF16),
-            "int4": True}  # fmt: skip
-
-
-def moe_route() -> dict[str, Any]:
-    return {"logits": real(3, 37, dtype=F32), "bias": real(37, dtype=F32), "expert_id": Out((3, 4), INT),
-            "weight": Out((3, 4), FLOAT), "num_rows": 3, "num_experts": 37, "top_k": 4, "scoring": 1,
-            "renormalize": True, "scaling_factor": 2.5, "num_groups": 1, "topk_groups": 1}  # fmt: skip
-
-
-def moe_route_groups() -> dict[str, Any]:
-    sizes = {"num_experts": 24, "num_groups": 4, "topk_groups": 2}
-    return {**moe_route(), "logits": real(3, 24, dtype=F32), "bias": real(24, dtype=F32), **sizes}
-
-
 def dequantize_int4(t: int) -> dict[str, Any]:
     words = rng.integers(-(2**31), 2**31, (3, 20, 12)).astype(INT)
     return {"weight": words, "scale": real(3, 20, 3, dtype=t), "packed": out(*packed_shape(3, 20, 96), dtype=t),
             "group_id": np.array([2, 0, 1, 1], INT), "num_ids": 4, "num_groups": 3, "num_out": 20, "num_in": 96,
             "group_size": 32, "out_dtype": t, "num_rows_device": count(2), "ids_per_row": 2}  # fmt: skip
-
-
-def moe_experts(t: int) -> dict[str, Any]:
-    dim, width, shared, experts, rows = 34, 20, 5, 3, 9
-    expert_id = np.array([sorted(rng.choice(experts, 2, replace=False)) for _ in range(rows)], INT)
-    return {"x": real(rows, dim, dtype=t), "gate_up": real(*packed_shape(experts, 2 * width, dim), dtype=t),
-            "down": real(*packed_shape(experts, dim, width), dtype=t),
-            "shared_gate_up": real(*packed_shape(1, 2 * shared, dim), dtype=t),
-            "shared_down": real(*packed_shape(1, dim, shared), dtype=t), "expert_id": expert_id,
-            "weight": rng.random((rows, 2), FLOAT), "residual": real(rows, dim, dtype=t),
-            "out": out(rows, dim, dtype=t), "num_rows": rows, "dim": dim, "num_experts": experts, "top_k": 2,
-            "width": width, "shared_width": shared}  # fmt: skip
-
-
-def moe_experts_share(t: int) -> dict[str, Any]:
-    """The second of two ranks: a unit of 32 of each expert's width of 64, and of the shared one's."""
-    width = 32
-    whole = {name: value for name, value in moe_experts(t).items() if name != "residual"}
-    dim, experts, rows = whole["dim"], whole["num_experts"], whole["num_rows"]
-    return {**whole, "gate_up": real(*packed_shape(experts, 2 * width, dim), dtype=t),
-            "down": real(*packed_shape(experts, dim, width), dtype=t),
-            "shared_gate_up": real(*packed_shape(1, 2 * width, dim), dtype=t),
-            "shared_down": real(*packed_shape(1, dim, width), dtype=t), "out": out(rows, dim, dtype=F32),
-            "width": width, "shared_width": width, "whole_width": 64, "whole_shared_width": 64, "first_segment": 4,
-            "num_segments": 4}  # fmt: skip
 
 
 # --- cache and attention -------------------------------------------------------------------------------------------
@@ -325,22 +271,19 @@ def step_commit() -> dict[str, Any]:
 
 
 CASES: dict[str, Forms] = {
+    **EXPERT_CASES,
     **{f.__name__: of_dtypes(f.__name__, f) for f in (embed, rms_norm, rope, swiglu, residual_add, add_partials)},
     "pack_linear": of_dtypes("pack_linear", pack_linear),
     "dequantize_int4": of_dtypes("dequantize_int4", dequantize_int4),
-    **{f.__name__: of_dtypes(f.__name__, f) for f in (moe_experts, cache_append, cache_compact, draft_topk)},
+    **{f.__name__: of_dtypes(f.__name__, f) for f in (cache_append, cache_compact, draft_topk)},
     "latent_append": of_dtypes("latent_append", latent_append),
     "latent_append:whole chunks": of_dtypes("latent_append", whole_chunks),
     **{f.__name__: of_one(f.__name__, f) for f in (argmax, sample, sample_among, draft_topk_merge)},
-    "moe_route": of_one("moe_route", moe_route),
     **{f.__name__: of_one(f.__name__, f, "integers") for f in (tree_rows, tree_accept, step_commit)},
-    "moe_route:groups": of_one("moe_route", moe_route_groups, "groups"),
     "draft_topk:share": of_dtypes("draft_topk", draft_topk_share),
-    "moe_experts:share": of_dtypes("moe_experts", moe_experts_share),
     "linear:F32": linear_shapes(F32),
     "linear:BF16": linear_shapes(BF16),
     "linear:INT4": linear_int4,
-    "moe_experts:INT4": of_one("moe_experts", experts_int4, "INT4"),
     "pack_int4": of_one("pack_int4", pack_int4, "integers"),
     "verify_attn:F32": attention_forms(F32, (4, 64, 16, 3, 37), (3, 48, 12, 3, 37)),
     "verify_attn:BF16": attention_forms(BF16, (4, 64, 16, 3, 37), (8, 96, 16, 3, 37), (3, 48, 12, 3, 37)),
