@@ -12,6 +12,8 @@ struct LinearShape {
   bool wide;                       // of linear_wide.cuh: Hopper, x in aligned chunks of 16 bytes; of INT4: Hopper
   bool direct;                     // of linear_direct.cuh: x in aligned chunks of 16 bytes
   int (*run)(TileArgs, int num_groups, void* stream);
+  // The products of experts with the shared one's beside them (expert_tiles.cuh), or nullptr.
+  int (*run_beside)(TileArgs shared, TileArgs experts, void* stream) = nullptr;
 };
 
 struct LinearDevice {

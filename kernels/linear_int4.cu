@@ -1,7 +1,7 @@
 // The tile shapes of linear and moe_experts with INT4 weights: those of linear_tile.cuh, whose consumer warps turn the values
 // into BF16 in registers. Any shape gives the same bits, those of the BF16 weights that dequantize_int4 makes.
+#include "expert_tiles.cuh"
 #include "linear.cuh"
-#include "linear_tile.cuh"
 
 namespace kdtree {
 namespace {
@@ -14,19 +14,29 @@ constexpr LinearShape describe(const char* name) {
   using S = TileShape<Bf16, SegWarps, OutWarps, 1, OutTiles, RowTiles, Units, Seq, Cluster, MinBlocks, Partials, Kind>;
   return {name, S::kBlockRows, S::kBlockOut, S::kCluster, S::kWgmma, false, launch_tile<S>};
 }
+// The same, which moe_experts may launch with the shared expert's product beside it.
+template <bool Partials, int SegWarps, int OutWarps, int OutTiles, int RowTiles, int Units, int Seq, int Cluster, int MinBlocks>
+constexpr LinearShape describe_beside(const char* name) {
+  using S = TileShape<Bf16, SegWarps, OutWarps, 1, OutTiles, RowTiles, Units, Seq, Cluster, MinBlocks, Partials, kInt4>;
+  LinearShape shape = describe<kInt4, Partials, SegWarps, OutWarps, OutTiles, RowTiles, Units, Seq, Cluster, MinBlocks>(name);
+  shape.run_beside = launch_beside<S>;
+  return shape;
+}
 #define KDTREE_INT4(...) describe<kInt4, false, __VA_ARGS__>("int4, " #__VA_ARGS__)
 #define KDTREE_INT4_WGMMA(...) describe<kInt4Wgmma, false, __VA_ARGS__>("int4 wgmma, " #__VA_ARGS__)
 #define KDTREE_INT4_PARTS(...) describe<kInt4, true, __VA_ARGS__>("int4 segments, " #__VA_ARGS__)
+#define KDTREE_INT4_BESIDE(...) describe_beside<false, __VA_ARGS__>("int4, " #__VA_ARGS__)
+#define KDTREE_INT4_PARTS_BESIDE(...) describe_beside<true, __VA_ARGS__>("int4 segments, " #__VA_ARGS__)
 
 // Warps over segments, outputs; 16-output and 8-row tiles of a warp; units of a stage; segments in sequence; cluster; blocks of
 // a multiprocessor. The first index of those for 8, 16, 32, 64 and 128 rows:
 enum Int4Shape : int { k8 = 0, k16 = 8, k32 = 12, k64 = 19, k128 = 25, kNumInt4Shapes = 28 };
 constexpr LinearShape kShapes[kNumInt4Shapes] = {
     KDTREE_INT4(8, 1, 4, 1, 1, 1, 1, 2),        // 64 outputs
-    KDTREE_INT4(8, 1, 8, 1, 1, 1, 1, 2),        // 128
+    KDTREE_INT4_BESIDE(8, 1, 8, 1, 1, 1, 1, 2),  // 128
     KDTREE_INT4(8, 1, 2, 1, 2, 1, 1, 2),        // 32
     KDTREE_INT4(4, 2, 4, 1, 1, 2, 1, 2),        // 128, two segments in sequence
-    KDTREE_INT4(4, 2, 2, 1, 2, 1, 2, 2),        // 64, two blocks share them
+    KDTREE_INT4_BESIDE(4, 2, 2, 1, 2, 1, 2, 2),  // 64, two blocks share them
     KDTREE_INT4(2, 4, 4, 1, 1, 4, 1, 2),        // 256
     KDTREE_INT4(8, 1, 4, 1, 1, 1, 1, 3),        // 64, three blocks of a multiprocessor
     KDTREE_INT4(2, 4, 1, 1, 2, 1, 4, 2),        // 64, four blocks share them
@@ -54,7 +64,7 @@ constexpr LinearShape kShapes[kNumInt4Shapes] = {
 
 // Those that leave the segment sums of an expert's down projection apart, for 8, 32 and 64 rows.
 constexpr LinearShape kPartialShapes[] = {
-    KDTREE_INT4_PARTS(8, 1, 4, 1, 1, 1, 1, 2), KDTREE_INT4_PARTS(8, 1, 8, 1, 1, 1, 1, 2), KDTREE_INT4_PARTS(4, 2, 4, 1, 1, 1, 2, 2),
+    KDTREE_INT4_PARTS(8, 1, 4, 1, 1, 1, 1, 2), KDTREE_INT4_PARTS_BESIDE(8, 1, 8, 1, 1, 1, 1, 2), KDTREE_INT4_PARTS(4, 2, 4, 1, 1, 1, 2, 2),
     KDTREE_INT4_PARTS(8, 1, 4, 1, 1, 1, 1, 3), KDTREE_INT4_PARTS(2, 4, 4, 1, 1, 1, 4, 2), KDTREE_INT4_PARTS(4, 2, 2, 4, 1, 1, 2, 2),
     KDTREE_INT4_PARTS(2, 4, 2, 4, 2, 1, 4, 2), KDTREE_INT4_PARTS(2, 4, 2, 8, 1, 1, 4, 1),
 };

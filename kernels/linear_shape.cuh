@@ -7,6 +7,7 @@
 namespace kdtree {
 
 constexpr int kUnit = static_cast<int>(kSegmentUnit), kOutTile = 16, kRowTile = 8;
+constexpr int kMaxPairs = 256, kRowsOfPairs = kRowTile;  // of experts whose pairs no kernel has grouped; rows of a tile
 
 // Offset of the 16-byte chunk c of row m in a unit of x: swizzled, so that 8 rows are read without bank conflicts.
 template <class T>
@@ -33,6 +34,12 @@ struct TileArgs {
   const int32_t* num_items;
   const int32_t* row_list;
   int rows_per_source;
+  // Or, for at most kMaxPairs rows in tiles of kRowsOfPairs: row r, of pairs_per_row for each of num_rows, is of expert
+  // pair_expert[r]. A row tile begins at each; it has rows if those of its expert before are whole tiles.
+  const int32_t* pair_expert;
+  int pairs_per_row, num_experts;
+
+  __device__ bool of_experts() const { return items != nullptr || pair_expert != nullptr; }
 };
 
 // Warps: SegWarps over segments x OutWarps over outputs x RowWarps over rows; a warp computes OutTiles x 16 outputs of
@@ -60,7 +67,9 @@ struct TileShape {
   static constexpr int kStageBytes = kWeightBytes + SegWarps * Units * kBlockRows * kRowBytes;
   // Sums: the segment sums of an output that meet after the main loop, in the memory of the stages.
   static constexpr int kSums = SegWarps * Cluster, kSumBytes = Partials || kSums == 1 ? 0 : SegWarps * kBlockRows * kBlockOut * 4;
-  static constexpr int kBarrierBytes = kWgmma ? 1024 : 128, kMaxStages = 7;  // barriers: full, empty of each stage, one for the sums
+  // Barriers: full, empty of each stage, one for the sums; behind them a list of rows.
+  static constexpr int kMaxStages = 7, kListBytes = kBlockRows == kRowsOfPairs ? kRowsOfPairs * 4 : 0;
+  static constexpr int kBarrierBytes = kWgmma ? 1024 : kMaxStages * 16 + 16 + kListBytes;
   static constexpr int kAlign = kWgmma ? 1024 : 128, kRoom = MinBlocks > 2 ? 224 * 1024 / MinBlocks : kMaxSharedBytes;
   static constexpr int kFit = (kRoom - kBarrierBytes - (kWgmma ? kAlign : 0)) / kStageBytes;
   static constexpr int kStages = kFit < kMaxStages ? kFit : kMaxStages;
@@ -129,6 +138,36 @@ struct Tile {
     } else if (row_tile < *a.num_items) {
       const int4 item = a.items[row_tile];
       group = item.x, rows = a.row_list + item.y, num_rows = item.z;
+    }
+  }
+
+  // The rows where no kernel has grouped them. All warps find the same; the first leaves them in `list`, for all after a barrier.
+  __device__ void find_pairs(const TileArgs& a, int32_t* list) {
+    constexpr int kWords = kMaxPairs / kWarp;
+    const int num_places = static_cast<int>(a.num_rows) * a.pairs_per_row, lane = threadIdx.x % kWarp;
+    const int expert = a.pair_expert[row_tile];
+    unsigned same[kWords];  // bit by pair: of the tile's expert
+    int id[kWords], num_before = 0, num_same = 0;
+#pragma unroll  // all of them, whether in use or not: one read after the other would take twice as long
+    for (int w = 0; w < kWords; ++w) id[w] = w * kWarp + lane < num_places ? a.pair_expert[w * kWarp + lane] : -1;
+    const int num_pairs = rows_in_use(a.num_rows_device, a.num_rows, a.row_begin) * a.pairs_per_row;
+    if (row_tile >= num_pairs) return;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      same[w] = __ballot_sync(0xffffffffu, w * kWarp + lane < num_pairs && id[w] == expert);
+      const int bits = min(max(row_tile - w * kWarp, 0), kWarp);  // pairs of this word before the tile's
+      num_before += __popc(same[w] & static_cast<unsigned>((uint64_t{1} << bits) - 1));
+      num_same += __popc(same[w]);
+    }
+    if (expert < 0 || expert >= a.num_experts || num_before % kRowsOfPairs != 0) return;
+    group = expert, rows = list, num_rows = min(num_same - num_before, kRowsOfPairs);
+    if (threadIdx.x >= kWarp) return;
+    int place = __popc(same[0] & ((1u << lane) - 1)) - num_before;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      if ((same[w] >> lane & 1) && place >= 0 && place < kRowsOfPairs) list[place] = w * kWarp + lane;
+      if (w + 1 < kWords)
+        place += __popc(same[w] >> lane) + __popc(same[w + 1] & ((1u << lane) - 1));
     }
   }
 

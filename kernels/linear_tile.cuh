@@ -136,12 +136,6 @@ __device__ __forceinline__ void do_tile(const TileArgs& a, int block, unsigned c
   const uint32_t stages = full + S::kBarrierBytes;
   const int warp = threadIdx.x / kWarp;
   Tile<S> tile(a, block);
-  const bool early = a.weights_settled && a.items == nullptr && tile.row_tile == 0;
-  if (!early) {
-    wait_for_previous_kernel();
-    tile.find_rows(a);
-    if (tile.num_rows == 0) return;
-  }
   if (threadIdx.x == 0) {
     for (int s = 0; s < S::kStages; ++s) {
       barrier_init(full + s * 8, kWarp + 1);  // the lanes of the x warp and the one that copies weights
@@ -150,6 +144,17 @@ __device__ __forceinline__ void do_tile(const TileArgs& a, int block, unsigned c
     barrier_init(arrived, 1);
     asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
     barrier_arrive_expect(arrived, S::kSumBytes);
+  }
+  const bool early = a.weights_settled && !a.of_experts() && tile.row_tile == 0;
+  if (!early) {
+    wait_for_previous_kernel();
+    if constexpr (S::kListBytes > 0) {
+      if (a.pair_expert != nullptr) tile.find_pairs(a, reinterpret_cast<int32_t*>(shared + (arrived + 16 - first)));
+      else tile.find_rows(a);
+    } else {
+      tile.find_rows(a);
+    }
+    if (tile.num_rows == 0) return;
   }
   __syncthreads();
 

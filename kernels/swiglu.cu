@@ -1,5 +1,5 @@
 // swiglu and residual_add: element by element, FP32 inside, one rounding.
-#include "cuda_rows.cuh"
+#include "swiglu.cuh"
 
 namespace kdtree {
 namespace {
@@ -12,14 +12,7 @@ __global__ void __launch_bounds__(kThreads) swiglu_kernel(SwigluArgs a) {
   allow_next_kernel();
   const int64_t row = blockIdx.x, i = (int64_t(blockIdx.y) * kThreads + threadIdx.x) * kChunk;
   if (row >= rows_in_use(a.num_rows_device, a.num_rows) || i >= a.dim) return;
-  const Float* gate_up = static_cast<const Float*>(a.gate_up) + row * 2 * a.dim;
-  float gate[kChunk], up[kChunk];
-  load_chunk(gate_up + i, a.dim - i, gate);
-  load_chunk(gate_up + a.dim + i, a.dim - i, up);
-#pragma unroll
-  for (int k = 0; k < kChunk; ++k)
-    up[k] = __fmul_rn(__fdiv_rn(gate[k], __fadd_rn(1.0f, expf(-gate[k]))), up[k]);
-  store_chunk(static_cast<Float*>(a.out) + row * a.dim + i, a.dim - i, up);
+  swiglu_chunk(static_cast<const Float*>(a.gate_up) + row * 2 * a.dim, static_cast<Float*>(a.out) + row * a.dim, a.dim, i);
 }
 
 template <class Float>

@@ -1,0 +1,44 @@
+// The tile shapes of moe_experts that are not of INT4, and its two launches of products: those of the experts that were chosen,
+// with that of the shared one beside them.
+#pragma once
+#include "linear_pair.cuh"
+
+namespace kdtree {
+
+// By rows of an item, or of the shared expert's tile; kPartials: segment sums. Beside8 is the shared expert's where it stands
+// beside others: with segment sums in larger blocks, since there are enough.
+template <class T, bool kPartials>
+struct ExpertTiles {
+  using Rows8 = TileShape<T, 8, 1, 1, 1, 1, 2, 1, 1, 2, kPartials>;
+  using Rows32 = TileShape<T, 8, 1, 1, 2, 4, 1, 1, 1, 2, kPartials>;
+  using Rows64 = TileShape<T, 1, 4, 2, 2, 4, 2, kPartials ? 1 : 8, kPartials ? 8 : 1, 2, kPartials>;
+  using Beside8 = std::conditional_t<kPartials, TileShape<T, 8, 1, 1, 4, 1, 1, 1, 1, 2, true>, Rows8>;
+};
+
+template <bool kPartials>
+struct ExpertTiles<float, kPartials> {
+  using Rows8 = TileShape<float, 8, 1, 1, 1, 1, 1, 1, 1, 2, kPartials>;
+  using Rows32 = TileShape<float, 4, 2, 1, 1, 4, 1, kPartials ? 1 : 2, kPartials ? 2 : 1, 2, kPartials>;
+  using Rows64 = Rows32;
+  using Beside8 = Rows8;
+};
+
+constexpr int64_t kMaxRowsBeside = 64;  // of the shared expert
+
+template <class T, bool kPartials>
+int run_expert_tile(const TileArgs& t, int rows_per_tile, void* stream) {
+  using Tiles = ExpertTiles<T, kPartials>;
+  if (rows_per_tile == 8) return launch_tile<typename Tiles::Rows8>(t, 1, stream);
+  if (rows_per_tile == 32) return launch_tile<typename Tiles::Rows32>(t, 1, stream);
+  return launch_tile<typename Tiles::Rows64>(t, 1, stream);
+}
+
+// The shared expert's product, of at most kMaxRowsBeside rows, and those of the experts by shape S, of 8 rows.
+template <class S>
+int launch_beside(TileArgs shared, TileArgs experts, void* stream) {
+  using Tiles = ExpertTiles<typename S::T, S::kPartials>;
+  if (shared.num_rows <= 8) return launch_pair<typename Tiles::Beside8, S>(shared, experts, stream);
+  return launch_pair<typename Tiles::Rows32, S>(shared, experts, stream);
+}
+
+}  // namespace kdtree
