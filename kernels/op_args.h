@@ -312,6 +312,48 @@ struct VerifyAttnArgs {
   int64_t workspace_bytes;   // below verify_attn_cuda_workspace_bytes(args): the rows are done in several launches
 };
 
+// --- block drafters -------------------------------------------------------------------------------------------------
+
+// What a drafter remembers of T committed tokens, in all of its layers: each head of a key is normalised (as rms_norm, with
+// its layer's weights), turned by the angle of its position (as rope) and only then rounded.
+struct ContextAppendArgs {
+  const void* kv;            // Float [T, 2, Y, K, d]: keys of all layers, then values
+  const void* key_norm;      // Float [Y, d]
+  const float* cos_sin;      // f32 [Q, d]: d/2 cosines, then d/2 sines, by absolute position
+  const int32_t* stream;     // [T]
+  const int32_t* position;   // [T]; -1: no token, nothing is written and its stream is not looked at
+  void* keys;                // Float [S, P, Y, K, d], by position
+  void* values;              // Float [S, P, Y, K, d]
+  int64_t num_rows, num_layers, num_heads, dim, num_streams, num_slots, num_positions;   // T Y K d S P Q
+  float eps;
+  Dtype dtype;
+  int32_t num_threads;
+};
+
+// One layer's attention of A blocks of b tokens behind their contexts. Queries and keys of the block are normalised, turned
+// and rounded as in ContextAppendArgs; positions are prefix_len + 0 … b - 1. A token sees slots 0 … prefix_len - 1 and the
+// block; where `causal`, not what stands behind it; with a window, only what stands less than that away from it. Several
+// blocks may belong to one stream. Slots that no token of a block sees are not read. On CUDA a stream or prefix_len that
+// cannot be makes a block NaN.
+struct BlockAttnArgs {
+  const void* qkv;           // Float [A, b, H + 2K, d]: queries, keys, values
+  const void* query_norm;    // Float [d]
+  const void* key_norm;      // Float [d]
+  const float* cos_sin;      // f32 [Q, d]
+  const void* keys;          // Float [S, P, Y, K, d], see ContextAppendArgs
+  const void* values;        // Float [S, P, Y, K, d]
+  const int32_t* stream;     // [A]
+  const int32_t* prefix_len; // [A]
+  void* out;                 // Float [A, b, H, d]
+  int64_t num_blocks, block_size, num_heads, num_kv_heads, dim;           // A b H K d
+  int64_t num_streams, num_slots, num_layers, layer, num_positions;       // S P Y, of these 0 … Y - 1, Q
+  int64_t window;            // 0: none
+  float eps, scale;          // of the scores
+  Dtype dtype;
+  int32_t num_threads;
+  bool causal;
+};
+
 // --- draft trees ---------------------------------------------------------------------------------------------------
 
 struct DraftTopkArgs {       // log-softmax over V and its K largest, equal logits: lower id first
@@ -422,6 +464,8 @@ int cache_append_cpu(const CacheAppendArgs&);
 int latent_append_cpu(const LatentAppendArgs&);
 int cache_compact_cpu(const CacheCompactArgs&);
 int verify_attn_cpu(const VerifyAttnArgs&);
+int context_append_cpu(const ContextAppendArgs&);
+int block_attn_cpu(const BlockAttnArgs&);
 int draft_topk_cpu(const DraftTopkArgs&);
 int draft_topk_merge_cpu(const DraftTopkMergeArgs&);
 int tree_build_cpu(const TreeBuildArgs&);
@@ -448,6 +492,8 @@ int cache_append_cuda(const CacheAppendArgs&, void* stream);
 int latent_append_cuda(const LatentAppendArgs&, void* stream);
 int cache_compact_cuda(const CacheCompactArgs&, void* stream);
 int verify_attn_cuda(const VerifyAttnArgs&, void* stream);
+int context_append_cuda(const ContextAppendArgs&, void* stream);
+int block_attn_cuda(const BlockAttnArgs&, void* stream);
 int draft_topk_cuda(const DraftTopkArgs&, void* stream);
 int draft_topk_merge_cuda(const DraftTopkMergeArgs&, void* stream);
 int tree_build_cuda(const TreeBuildArgs&, void* stream);

@@ -44,6 +44,11 @@ TEXT = {
     "verify_attn": "q_latent[T H C] q_rope[T H R] cache[S P C+R] stream[T] node[T] parent[S N] depth[S N] "
     "prefix_len[S] -> out[T H C] ; num_rows=T num_heads=H latent_dim=C rope_dim=R num_streams=S num_slots=P "
     "num_tree_slots=N",
+    "context_append": "kv[T 2 Y K R] key_norm[Y R] cos_sin[Q R] stream[T] position[T] keys![S P Y K R] "
+    "values![S P Y K R] -> ; num_rows=T num_layers=Y num_heads=K dim=R num_streams=S num_slots=P num_positions=Q",
+    "block_attn": "qkv[A B H+2*K R] query_norm[R] key_norm[R] cos_sin[Q R] keys[S P Y K R] values[S P Y K R] stream[A] "
+    "prefix_len[A] -> out[A B H R] ; num_blocks=A block_size=B num_heads=H num_kv_heads=K dim=R num_streams=S "
+    "num_slots=P num_layers=Y num_positions=Q",
     "draft_topk": "logits[T V] -> log_probs[T K] token_ids[T K] ; num_rows=T vocab_size=V num_candidates=K",
     "draft_topk_merge": "words[P T W] -> log_probs[T K] token_ids[T K] ; num_partials=P num_rows=T num_candidates=K",
     "tree_build": "log_probs[B L K] token_ids[B L K] bonus[B] budget[B] -> token[B M+1] parent[B M+1] depth[B M+1] "

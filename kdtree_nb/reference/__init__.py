@@ -6,6 +6,7 @@ that round take `rounding`: `exact` (default) or `round_bf16`.
 
 from kdtree_nb.reference.add_partials import add_partials
 from kdtree_nb.reference.argmax import argmax
+from kdtree_nb.reference.block_attn import block_attn, block_sees, context_append
 from kdtree_nb.reference.cache import cache_append, cache_compact
 from kdtree_nb.reference.dequantize_int4 import dequantize_int4
 from kdtree_nb.reference.draft_topk import draft_topk
@@ -49,9 +50,12 @@ __all__ = [
     "add_partials",
     "all_prefixes",
     "argmax",
+    "block_attn",
+    "block_sees",
     "cache_append",
     "cache_compact",
     "chain_trees",
+    "context_append",
     "dequantize_int4",
     "draft_topk",
     "draft_topk_merge",

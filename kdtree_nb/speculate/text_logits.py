@@ -30,5 +30,5 @@ def text_logits(drafter: DFlash, model: Model, text: Sequence[int], anchors: Seq
     streams.remember(hidden, torch.zeros_like(position), position)
     parts = []
     for anchor in torch.tensor(list(anchors), device=model.device).split(NUM_AT_ONCE):
-        parts.append(streams.logits(tokens[anchor], anchor.int(), torch.zeros_like(anchor)))
+        parts.append(streams.logits(tokens[anchor], anchor.int(), torch.zeros_like(anchor, dtype=torch.int32)))
     return torch.cat(parts)

@@ -21,6 +21,8 @@
   X(latent_append, LatentAppendArgs) \
   X(cache_compact, CacheCompactArgs) \
   X(verify_attn, VerifyAttnArgs) \
+  X(context_append, ContextAppendArgs) \
+  X(block_attn, BlockAttnArgs) \
   X(draft_topk, DraftTopkArgs) \
   X(draft_topk_merge, DraftTopkMergeArgs) \
   X(tree_build, TreeBuildArgs) \

@@ -2,6 +2,7 @@
 #pragma once
 #include <torch/library.h>
 
+#include "block_ops.h"
 #include "int4_ops.h"
 #include "model_ops.h"
 #include "tree_ops.h"
@@ -34,6 +35,8 @@ void add_bindings(torch::Library& m) {
   m.impl("latent_append", &latent_append<Device>);
   m.impl("cache_compact", &cache_compact<Device>);
   m.impl("verify_attn", &verify_attn<Device>);
+  m.impl("context_append", &context_append<Device>);
+  m.impl("block_attn", &block_attn<Device>);
   m.impl("draft_topk", &draft_topk<Device>);
   m.impl("draft_topk_share", &draft_topk_share<Device>);
   m.impl("draft_topk_merge", &draft_topk_merge<Device>);

@@ -36,6 +36,10 @@ KDTREE_LIBRARY(KDTREE_NS, m) {
   m.def("cache_compact(Tensor(a!) cache, Tensor prefix_len, Tensor accepted_path, Tensor num_accepted) -> ()");
   m.def("verify_attn(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor stream, Tensor node, Tensor parent, "
         "Tensor depth, Tensor prefix_len, float scale, Tensor? num_rows=None) -> Tensor");
+  m.def("context_append(Tensor(a!) keys, Tensor(b!) values, Tensor kv, Tensor key_norm, float eps, Tensor cos_sin, "
+        "Tensor stream, Tensor position) -> ()");
+  m.def("block_attn(Tensor qkv, Tensor query_norm, Tensor key_norm, float eps, Tensor cos_sin, Tensor keys, "
+        "Tensor values, int layer, Tensor stream, Tensor prefix_len, float scale, int window, bool causal) -> Tensor");
   m.def("draft_topk(Tensor logits, int num_candidates) -> (Tensor log_probs, Tensor token_ids)");
   m.def("draft_topk_share(Tensor logits, int num_candidates, int whole_vocab, int first_segment, int num_segments) "
         "-> Tensor");

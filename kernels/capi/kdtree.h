@@ -141,6 +141,8 @@ typedef KDTREE_STRUCT(CacheAppendArgs) kdtree_cache_append_args;
 typedef KDTREE_STRUCT(LatentAppendArgs) kdtree_latent_append_args;
 typedef KDTREE_STRUCT(CacheCompactArgs) kdtree_cache_compact_args;
 typedef KDTREE_STRUCT(VerifyAttnArgs) kdtree_verify_attn_args;
+typedef KDTREE_STRUCT(ContextAppendArgs) kdtree_context_append_args;
+typedef KDTREE_STRUCT(BlockAttnArgs) kdtree_block_attn_args;
 typedef KDTREE_STRUCT(DraftTopkArgs) kdtree_draft_topk_args;
 typedef KDTREE_STRUCT(DraftTopkMergeArgs) kdtree_draft_topk_merge_args;
 typedef KDTREE_STRUCT(TreeBuildArgs) kdtree_tree_build_args;
@@ -167,6 +169,8 @@ KDTREE_API kdtree_status kdtree_cache_append(const kdtree_cache_append_args* arg
 KDTREE_API kdtree_status kdtree_latent_append(const kdtree_latent_append_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_cache_compact(const kdtree_cache_compact_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_verify_attn(const kdtree_verify_attn_args* args, const kdtree_device* device);
+KDTREE_API kdtree_status kdtree_context_append(const kdtree_context_append_args* args, const kdtree_device* device);
+KDTREE_API kdtree_status kdtree_block_attn(const kdtree_block_attn_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_draft_topk(const kdtree_draft_topk_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_draft_topk_merge(const kdtree_draft_topk_merge_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_tree_build(const kdtree_tree_build_args* args, const kdtree_device* device);

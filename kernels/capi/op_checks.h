@@ -1,6 +1,10 @@
 // What each operation may be called with: `check` before a kernel runs, on any device; `explain` after one has refused
 // what its arrays hold, on a CPU; `check_sizes` where a caller asks how much memory to get. Here those of the model.
 #pragma once
+#include <algorithm>
+#include <utility>
+
+#include "../block_sees.h"
 #include "../expert_groups.h"
 #include "../expert_shares.h"
 #include "../partials.h"
@@ -278,6 +282,57 @@ inline void explain(const VerifyAttnArgs& a, Checks& c) {
   c.values("node", a.node, a.num_rows, 0, a.num_tree_slots - 1);
   c.values("prefix_len", a.prefix_len, a.num_streams, 0, a.num_slots);
   c.out_of_range("expected nodes at slots below num_slots, got a prefix_len + node past the cache");
+}
+
+inline void check(const ContextAppendArgs& a, Checks& c) {
+  c.dtype("dtype", a.dtype);
+  c.sizes({{"num_rows", a.num_rows}, {"num_layers", a.num_layers}, {"num_heads", a.num_heads}, {"dim", a.dim},
+           {"num_streams", a.num_streams}, {"num_slots", a.num_slots}, {"num_positions", a.num_positions}});
+  c.expect(a.dim % 2 == 0, "dim: expected an even number, got an odd one");
+  c.floats("kv", a.kv, a.dtype, {a.num_rows, 2, a.num_layers, a.num_heads, a.dim}, "[T, 2, Y, K, d]");
+  c.floats("key_norm", a.key_norm, a.dtype, {a.num_layers, a.dim}, "[Y, d]");
+  c.array("cos_sin", a.cos_sin, {a.num_positions, a.dim}, "[Q, d]");
+  c.array("stream", a.stream, {a.num_rows}, "[T]");
+  c.array("position", a.position, {a.num_rows}, "[T]");
+  for (const auto& [name, cache] : {std::pair{"keys", a.keys}, std::pair{"values", a.values}})
+    c.floats(name, cache, a.dtype, {a.num_streams, a.num_slots, a.num_layers, a.num_heads, a.dim}, "[S, P, Y, K, d]");
+  c.num_threads(a.num_threads);
+}
+
+inline void explain(const ContextAppendArgs& a, Checks& c) {
+  c.values("position", a.position, a.num_rows, -1, std::min(a.num_slots, a.num_positions) - 1);
+  c.out_of_range("expected streams below num_streams, got others");
+}
+
+inline void check(const BlockAttnArgs& a, Checks& c) {
+  c.dtype("dtype", a.dtype);
+  c.sizes({{"num_blocks", a.num_blocks}, {"num_streams", a.num_streams}, {"num_slots", a.num_slots},
+           {"num_layers", a.num_layers}, {"num_positions", a.num_positions}, {"num_heads", a.num_heads}});
+  c.range("block_size", a.block_size, 1, kMaxBlockSize);
+  c.range("num_kv_heads", a.num_kv_heads, 1, kMaxIndex);
+  c.range("dim", a.dim, 2, kMaxHeadDim);
+  c.range("window", a.window, 0, kMaxSize);
+  c.expect(a.dim % 2 == 0, "dim: expected an even number, got an odd one");
+  c.expect(a.num_kv_heads > 0 && a.num_heads % a.num_kv_heads == 0,
+           "num_heads: expected a multiple of num_kv_heads, got another number");
+  const int64_t rows = a.num_heads + 2 * a.num_kv_heads;
+  c.floats("qkv", a.qkv, a.dtype, {a.num_blocks, a.block_size, rows, a.dim}, "[A, b, H + 2K, d]");
+  c.floats("query_norm", a.query_norm, a.dtype, {a.dim}, "[d]");
+  c.floats("key_norm", a.key_norm, a.dtype, {a.dim}, "[d]");
+  c.array("cos_sin", a.cos_sin, {a.num_positions, a.dim}, "[Q, d]");
+  for (const auto& [name, cache] : {std::pair{"keys", a.keys}, std::pair{"values", a.values}})
+    c.floats(name, cache, a.dtype, {a.num_streams, a.num_slots, a.num_layers, a.num_kv_heads, a.dim},
+             "[S, P, Y, K, d]");
+  c.array("stream", a.stream, {a.num_blocks}, "[A]");
+  c.array("prefix_len", a.prefix_len, {a.num_blocks}, "[A]");
+  c.floats("out", a.out, a.dtype, {a.num_blocks, a.block_size, a.num_heads, a.dim}, "[A, b, H, d]");
+  c.range("layer", a.layer, 0, a.num_layers - 1);
+  c.num_threads(a.num_threads);
+}
+
+inline void explain(const BlockAttnArgs& a, Checks& c) {
+  c.values("stream", a.stream, a.num_blocks, 0, a.num_streams - 1);
+  c.values("prefix_len", a.prefix_len, a.num_blocks, 0, std::min(a.num_slots, a.num_positions - a.block_size));
 }
 
 template <class Args>

@@ -127,6 +127,23 @@ class Cases:
         return {"cache": self.floats(2, BATCH, CACHE_SLOTS, 24), "prefix_len": self.integers(0, 40, BATCH),
                 "accepted_path": path, "num_accepted": np.array([0, DEPTH, 2], np.int32)}  # fmt: skip
 
+    def context_append(self):
+        table = reference.rope_table(CACHE_SLOTS, ROPE, 10000.0).astype(np.float32)
+        position = self.rng.permutation(CACHE_SLOTS)[:7].astype(np.int32)
+        position[2] = -1
+        return {"kv": self.floats(7, 2, 3, 2, ROPE), "key_norm": self.floats(3, ROPE), "cos_sin": table,
+                "stream": self.integers(0, BATCH, 7), "position": position, "eps": 1e-6,
+                "keys": self.floats(BATCH, CACHE_SLOTS, 3, 2, ROPE),
+                "values": self.floats(BATCH, CACHE_SLOTS, 3, 2, ROPE)}  # fmt: skip
+
+    def block_attn(self):
+        table = reference.rope_table(CACHE_SLOTS, ROPE, 10000.0).astype(np.float32)
+        return {"qkv": self.floats(3, 5, 4 + 2 * 2, ROPE), "query_norm": self.floats(ROPE),
+                "key_norm": self.floats(ROPE), "cos_sin": table, "keys": self.floats(2, CACHE_SLOTS, 3, 2, ROPE),
+                "values": self.floats(2, CACHE_SLOTS, 3, 2, ROPE), "stream": np.array([1, 0, 1], np.int32),
+                "prefix_len": np.array([40, 0, 85], np.int32), "num_heads": 4, "layer": 1, "window": 30,
+                "causal": True, "eps": 1e-6, "scale": 0.25}  # fmt: skip
+
     def draft_topk(self):
         return {"logits": self.floats(BATCH * DEPTH, 300, scale=3.0), "num_candidates": CANDIDATES}
 
@@ -191,4 +208,5 @@ class Cases:
 
 
 IN_PLACE = {"cache_append": ("cache",), "latent_append": ("cache",), "cache_compact": ("cache",),
+            "context_append": ("keys", "values"),
             "step_commit": ("prefix_len", "bonus", "remaining", "active", "text")}  # fmt: skip

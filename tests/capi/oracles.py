@@ -117,6 +117,22 @@ def cache_compact(a, cases):
 
 
 @oracle
+def context_append(a, cases):
+    keys, values = wide(a.keys), wide(a.values)
+    kv, key_norm, table = wide(a.kv), wide(a.key_norm), wide(a.cos_sin)
+    reference.context_append(keys, values, kv, key_norm, a.eps, table, a.stream, a.position, cases.rounding)
+    return [keys, values]
+
+
+@oracle
+def block_attn(a, cases):
+    qkv, *norms, table = map(wide, (a.qkv, a.query_norm, a.key_norm, a.cos_sin))
+    place = (a.layer, a.stream, a.prefix_len, a.scale, a.window, a.causal, cases.rounding)
+    out = reference.block_attn(qkv, *norms, a.eps, table, wide(a.keys), wide(a.values), *place)
+    return [out.reshape(3, 5, 4, -1)]
+
+
+@oracle
 def draft_topk(a, cases):
     return reference.draft_topk(wide(a.logits), a.num_candidates)
 

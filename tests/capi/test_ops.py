@@ -80,6 +80,13 @@ TORCH = {
         *flat(t, "cache", "q_kv", "q_norm", "kv_norm", "cos_sin", "position", "stream", "slot", "eps")
     ),
     "cache_compact": lambda t: native.cache_compact(*flat(t, "cache", "prefix_len", "accepted_path", "num_accepted")),
+    "context_append": lambda t: native.context_append(
+        t["keys"], t["values"], t["kv"].flatten(1), *flat(t, "key_norm", "eps", "cos_sin", "stream", "position")
+    ),
+    "block_attn": lambda t: native.block_attn(
+        t["qkv"].flatten(2), *flat(t, "query_norm", "key_norm", "eps", "cos_sin", "keys", "values", "layer", "stream",
+                                   "prefix_len", "scale", "window", "causal")
+    ),
     "draft_topk": lambda t: native.draft_topk(t["logits"][None], t["num_candidates"]),
     "draft_topk_merge": lambda t: native.draft_topk_merge(t["words"].unsqueeze(1), t["num_candidates"]),
     "tree_build": lambda t: native.tree_build(*flat(t, "log_probs", "token_ids", "bonus", "budget", "max_budget")),

@@ -22,6 +22,8 @@ BAD_VALUES = {
     "moe_experts": ({"expert_id": np.full((7, 2), 8, np.int32)}, "expert_id: expected 0 to 7, got 8 at index 0"),
     "cache_append": ({"slot": np.full(7, 90, np.int32)}, "cache_append: slot: expected 0 to 89, got 90 at index 0"),
     "latent_append": ({"position": np.full(7, -2, np.int32)}, "position: expected 0 to 99, got -2 at index 0"),
+    "context_append": ({"position": np.full(7, 90, np.int32)}, "position: expected -1 to 89, got 90 at index 0"),
+    "block_attn": ({"prefix_len": np.array([0, 86, 0], np.int32)}, "prefix_len: expected 0 to 85, got 86 at index 1"),
     "cache_compact": ({"num_accepted": np.array([6, 0, 0], np.int32)}, "num_accepted: expected 0 to 5, got 6"),
     "tree_build": ({"budget": np.array([1, 34, 0], np.int32)}, "budget: expected 0 to 33, got 34 at index 1"),
     "tree_rows": ({"prefix_len": np.array([1, -5, 0], np.int32)}, "prefix_len: expected 0 to .*, got -5 at index 1"),

@@ -212,6 +212,41 @@ def attention_alone_forms(t: int, *sizes: tuple[int, int, int, int, int]) -> For
     ]
 
 
+# --- block drafters ------------------------------------------------------------------------------------------------
+
+
+def context_append(t: int) -> dict[str, Any]:
+    """Three tokens, of which one is none."""
+    return {"kv": real(3, 2, 2, 3, 6, dtype=t), "key_norm": real(2, 6, dtype=t), "cos_sin": real(9, 6, dtype=F32),
+            "stream": np.array([0, 1, 1], INT), "position": np.array([8, -1, 0], INT),
+            "keys": real(2, 9, 2, 3, 6, dtype=t), "values": real(2, 9, 2, 3, 6, dtype=t), "num_rows": 3,
+            "num_layers": 2, "num_heads": 3, "dim": 6, "num_streams": 2, "num_slots": 9, "num_positions": 9,
+            "eps": 1e-6}  # fmt: skip
+
+
+def block_attn(t: int, dim: int, size: int, prefix: int, window: int = 0, causal: bool = False) -> dict[str, Any]:
+    """Two blocks of `size` tokens, of four heads to two keys, behind `prefix` and 3 positions."""
+    slots = prefix + 1
+    return {"qkv": real(2, size, 8, dim, dtype=t), "query_norm": real(dim, dtype=t), "key_norm": real(dim, dtype=t),
+            "cos_sin": real(slots + size, dim, dtype=F32), "keys": real(2, slots, 2, 2, dim, dtype=t),
+            "values": real(2, slots, 2, 2, dim, dtype=t), "stream": np.array([1, 0], INT),
+            "prefix_len": np.array([prefix, 3], INT), "out": out(2, size, 4, dim, dtype=t), "num_blocks": 2,
+            "block_size": size, "num_heads": 4, "num_kv_heads": 2, "dim": dim, "num_streams": 2, "num_slots": slots,
+            "num_layers": 2, "layer": 1, "num_positions": slots + size, "window": window, "eps": 1e-6,
+            "scale": dim**-0.5, "causal": causal, "dtype": t}  # fmt: skip
+
+
+def block_attn_forms(t: int, *forms: tuple[Any, ...]) -> Forms:
+    """Each (head length, tokens, prefix, window, causal)."""
+    return lambda lib: [
+        Case("block_attn", f"{DTYPE_NAME[t]} {'x'.join(map(str, form))}", block_attn(t, *form)) for form in forms
+    ]
+
+
+BLOCK_FORMS = ((40, 16, 37), (20, 3, 37, 7, True), (128, 5, 560), (136, 2, 20, 30))
+"""All head lengths that have a kernel of their own; the third wraps around the 32 warps of a cluster."""
+
+
 # --- trees ---------------------------------------------------------------------------------------------------------
 
 
@@ -285,6 +320,9 @@ CASES: dict[str, Forms] = {
     "linear:BF16": linear_shapes(BF16),
     "linear:INT4": linear_int4,
     "pack_int4": of_one("pack_int4", pack_int4, "integers"),
+    "context_append": of_dtypes("context_append", context_append),
+    "block_attn:F32": block_attn_forms(F32, *BLOCK_FORMS),
+    "block_attn:BF16": block_attn_forms(BF16, *BLOCK_FORMS, (24, 2, 5)),
     "verify_attn:F32": attention_forms(F32, (4, 64, 16, 3, 37), (3, 48, 12, 3, 37)),
     "verify_attn:BF16": attention_forms(BF16, (4, 64, 16, 3, 37), (8, 96, 16, 3, 37), (3, 48, 12, 3, 37)),
     "verify_attn:F32 alone": attention_alone_forms(F32, (4, 64, 16, 3, 37), (3, 48, 12, 4, 131)),

@@ -71,6 +71,26 @@ def test_a_position_outside_gives_a_key_of_nan_and_a_place_outside_nothing(dtype
     assert cache[0, 1:4].eq(0).all() and cache[1].eq(0).all()
 
 
+def test_nothing_is_written_outside_the_contexts():
+    keys, values = torch.zeros(2, 5, 1, 1, 4), torch.zeros(2, 5, 1, 1, 4)
+    stream, position = int32([0, 2, -1, 1, 1, 1]), int32([4, 0, 0, 5, -1, -2])
+    table = torch.ones(5, 4)
+    ops.context_append(keys, values, torch.ones(6, 8), torch.ones(1, 4), 1e-6, table, stream, position)
+    assert keys[0, 4].ne(0).any() and values[0, 4].eq(1).all()
+    keys[0, 4], values[0, 4] = 0, 0
+    assert not keys.any() and not values.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("stream", "prefix"), [(-1, 2), (2, 2), (1, -1), (1, 6)])
+def test_a_block_that_cannot_be_is_nan(stream, prefix, dtype):
+    caches = (torch.ones(2, 5, 1, 1, 8, dtype=dtype) for _ in range(2))
+    norms, table = (torch.ones(8, dtype=dtype), torch.ones(8, dtype=dtype)), torch.ones(8, 8)
+    place = (int32([0, stream, 1]), int32([5, prefix, 0]))
+    out = ops.block_attn(torch.ones(3, 3, 4 * 8, dtype=dtype), *norms, 1e-6, table, *caches, 0, *place, 0.3)
+    assert good_rows(out) == [True, False, True]
+
+
 @pytest.mark.parametrize(
     ("prefix", "path", "count"),
     [(10, [3, 2], 2), (10, [0, 2], 2), (10, [1, -1], 2), (10, [1, 10], 2), (10, [1, 2], 3), (-1, [1, 2], 2)],

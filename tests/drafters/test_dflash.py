@@ -10,7 +10,6 @@ import torch
 from kdtree_nb import Engine
 from kdtree_nb.config import Yarn
 from kdtree_nb.drafters import DFlash
-from kdtree_nb.drafters.dflash.layers import attend
 from kdtree_nb.drafters.dflash.weights import random_weights
 from kdtree_nb.speculate.text_logits import text_logits
 from tests.drafters.dflash_models import KINDS, TEXT, config_for, noisy_weights
@@ -124,24 +123,3 @@ def test_targets_of_other_sizes(target):
 def test_sizes_that_a_drafter_does_not_have(options):
     with pytest.raises(ValueError, match="DFlash: .*: expected an integer of"):
         DFlash(config_for(), random_weights(config_for()), **options)
-
-
-@pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize("max_single_work", [0, 1 << 25])
-def test_attention_on_one_thread_or_several(num_threads, max_single_work, monkeypatch):
-    monkeypatch.setattr("kdtree_nb.drafters.dflash.layers.MAX_SINGLE_WORK", max_single_work)
-    draw = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(3, 4, n, 8, generator=draw) for n in (6, 20, 20))
-    mask = torch.rand(3, 1, 6, 20, generator=draw) < 0.7
-    mask[..., 0] = True
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        got = attend(q, k, v, mask)
-        with pytest.raises(RuntimeError):
-            attend(q, k, v[..., :3, :], mask)
-        assert torch.get_num_threads() == num_threads
-    finally:
-        torch.set_num_threads(before)
-    score = (q.double() @ k.double().mT / 8**0.5).masked_fill(~mask, -torch.inf)
-    torch.testing.assert_close(got.double(), score.softmax(-1) @ v.double(), atol=1e-5, rtol=1e-5)

@@ -13,7 +13,8 @@ from kdtree_nb.native.ops.namespace import native
 from kdtree_nb.reference import exact, round_bf16
 from kdtree_nb.tree import DraftTree
 
-IN_PLACE = ("cache_append", "latent_append", "cache_compact")
+IN_PLACE = {"cache_append": 1, "latent_append": 1, "cache_compact": 1, "context_append": 2}
+"""How many of the first arguments change."""
 
 
 def moved(value, device: torch.device):
@@ -43,8 +44,8 @@ class OpsOn:
         def call(*args, **keywords):
             there = moved(args, self._device)
             result = function(*there, **{key: moved(value, self._device) for key, value in keywords.items()})
-            if name in IN_PLACE:
-                args[0].copy_(there[0])
+            for mine, changed in zip(args[: IN_PLACE.get(name, 0)], there, strict=False):
+                mine.copy_(changed)
             return moved(result, torch.device("cpu"))
 
         return call

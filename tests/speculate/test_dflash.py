@@ -137,7 +137,7 @@ def test_a_context_that_is_nan_ends_one_stream(tiny2, prompts, ar):
     assert not any(handle.is_finished for handle in handles)
     reader = engine._streams._batch.forward.features.reader
     with torch.inference_mode():
-        reader.values[handles[1].stream.seat, 0] = torch.nan
+        reader.contexts.values[handles[1].stream.seat, 0] = torch.nan
     engine.run()
     with pytest.raises(NonFiniteError, match="DFlashStreams: stream 1: the log-probs for position .* hold a NaN"):
         handles[1].result()

@@ -16,6 +16,9 @@ from kdtree_nb.hf.json_file import read_object
 MAX_BLOCK_SIZE = 64
 """Longest block that is drafted in one pass."""
 
+MAX_HEAD_DIM = 256
+"""Longest head of a query or key."""
+
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
@@ -188,7 +191,9 @@ def _check(config: DFlashConfig) -> None:
         value = getattr(config, field)
         ok = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
         require(ok, field, "a positive finite number")
-    require(config.head_dim % 2 == 0, "head_dim", "an even number")
+    require(
+        config.head_dim % 2 == 0 and config.head_dim <= MAX_HEAD_DIM, "head_dim", f"an even number up to {MAX_HEAD_DIM}"
+    )
     divides = config.num_attention_heads % config.num_key_value_heads == 0
     require(divides, "num_key_value_heads", f"a divisor of num_attention_heads ({config.num_attention_heads})")
     ok = _is_integer(config.block_size, 2) and config.block_size <= MAX_BLOCK_SIZE

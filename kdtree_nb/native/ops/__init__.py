@@ -1,6 +1,7 @@
 """Typed faces of the native operations. The first call of any compiles and loads the kernels."""
 
 from kdtree_nb.native.ops import model_fakes as _model_fakes  # noqa: F401  registers the fake kernels
+from kdtree_nb.native.ops.block_ops import block_attn, context_append
 from kdtree_nb.native.ops.int4_ops import INT4_UNIT, dequantize_int4, int4_linear, pack_int4, packed_int4_linear
 from kdtree_nb.native.ops.model_ops import (
     argmax,
@@ -41,8 +42,10 @@ __all__ = [
     "StreamState",
     "add_partials",
     "argmax",
+    "block_attn",
     "cache_append",
     "cache_compact",
+    "context_append",
     "draft_topk",
     "draft_topk_merge",
     "draft_topk_share",

@@ -1,0 +1,84 @@
+// Bindings of the operations of block drafters. On a GPU values are not checked, see cuda_call.h: nothing is written
+// outside the cache there, and a block whose stream or prefix_len cannot be becomes NaN.
+#pragma once
+#include <algorithm>
+
+#include "../block_sees.h"
+#include "call.h"
+
+namespace kdtree::bind {
+
+// Keys and values [S, P, Y, K, d] of a drafter's contexts, and the table of the angles of its positions.
+template <class Device>
+Dtype expect_context(const Device& call, const Tensor& keys, const Tensor& values, const Tensor& cos_sin) {
+  const char* symbols = "[S, P, Y, K, d]";
+  const Dtype dtype = float_type(call.op(), "keys", keys);
+  call.expect("keys", keys, keys.scalar_type(), {-1, -1, -1, -1, -1}, symbols);
+  const auto want = keys.sizes();
+  call.expect("values", values, keys.scalar_type(), {want[0], want[1], want[2], want[3], want[4]}, symbols);
+  KDTREE_CHECK(want[4] % 2 == 0, call.op(), ": keys: expected an even last dimension d, got ", want[4]);
+  call.expect("cos_sin", cos_sin, at::kFloat, {-1, want[4]}, "[Q, d]");
+  return dtype;
+}
+
+template <class Device>
+void context_append(const Tensor& keys, const Tensor& values, const Tensor& kv, const Tensor& key_norm, double eps,
+                    const Tensor& cos_sin, const Tensor& stream, const Tensor& position) {
+  const char* op = "context_append";
+  const Device call(op, "keys", keys);
+  const Dtype dtype = expect_context(call, keys, values, cos_sin);
+  const int64_t num_streams = keys.size(0), num_slots = keys.size(1), num_layers = keys.size(2),
+                num_heads = keys.size(3), dim = keys.size(4);
+  call.expect("kv", kv, keys.scalar_type(), {-1, 2 * num_layers * num_heads * dim}, "[T, 2 Y K d]");
+  const int64_t num_rows = kv.size(0);
+  call.expect("key_norm", key_norm, keys.scalar_type(), {num_layers, dim}, "[Y, d]");
+  call.expect("stream", stream, at::kInt, {num_rows}, "[T]");
+  call.expect("position", position, at::kInt, {num_rows}, "[T]");
+  const int status = call.run(ContextAppendArgs{
+      kv.const_data_ptr(), key_norm.const_data_ptr(), cos_sin.const_data_ptr<float>(), stream.const_data_ptr<int32_t>(),
+      position.const_data_ptr<int32_t>(), keys.mutable_data_ptr(), values.mutable_data_ptr(), num_rows, num_layers,
+      num_heads, dim, num_streams, num_slots, cos_sin.size(0), float(eps), dtype, call.num_threads()});
+  if (call.refused(status, kOutOfRange)) {
+    expect_values<int32_t>(op, "position", position, -1, std::min(num_slots, cos_sin.size(0)) - 1);
+    KDTREE_CHECK(false, op, ": stream: expected 0 … ", num_streams - 1, ", got another");
+  }
+  call.check(status);
+}
+
+template <class Device>
+Tensor block_attn(const Tensor& qkv, const Tensor& query_norm, const Tensor& key_norm, double eps, const Tensor& cos_sin,
+                  const Tensor& keys, const Tensor& values, int64_t layer, const Tensor& stream,
+                  const Tensor& prefix_len, double scale, int64_t window, bool causal) {
+  const char* op = "block_attn";
+  const Device call(op, "qkv", qkv);
+  const Dtype dtype = expect_context(call, keys, values, cos_sin);
+  const int64_t num_kv_heads = keys.size(3), dim = keys.size(4);
+  expect_range(op, "head dimension d", dim, 2, kMaxHeadDim);
+  expect_range(op, "layer", layer, 0, keys.size(2) - 1);
+  call.expect("qkv", qkv, keys.scalar_type(), {-1, -1, -1}, "[A, b, (H + 2K) d]");
+  const int64_t num_blocks = qkv.size(0), block_size = qkv.size(1), num_heads = qkv.size(2) / dim - 2 * num_kv_heads;
+  expect_range(op, "block size b", block_size, 1, kMaxBlockSize);
+  KDTREE_CHECK(num_kv_heads > 0 && num_heads > 0 && num_heads % num_kv_heads == 0 && qkv.size(2) % dim == 0, op,
+               ": qkv: expected queries of a multiple of ", num_kv_heads, " heads of ", dim,
+               ", then as many keys and values as the context has, got rows of ", qkv.size(2));
+  call.expect("query_norm", query_norm, keys.scalar_type(), {dim}, "[d]");
+  call.expect("key_norm", key_norm, keys.scalar_type(), {dim}, "[d]");
+  call.expect("stream", stream, at::kInt, {num_blocks}, "[A]");
+  call.expect("prefix_len", prefix_len, at::kInt, {num_blocks}, "[A]");
+  expect_range(op, "window", window, 0, kMaxSize);
+  Tensor out = call.empty({num_blocks, block_size, num_heads * dim}, keys.scalar_type());
+  const int status = call.run(BlockAttnArgs{
+      qkv.const_data_ptr(), query_norm.const_data_ptr(), key_norm.const_data_ptr(), cos_sin.const_data_ptr<float>(),
+      keys.const_data_ptr(), values.const_data_ptr(), stream.const_data_ptr<int32_t>(),
+      prefix_len.const_data_ptr<int32_t>(), out.mutable_data_ptr(), num_blocks, block_size, num_heads, num_kv_heads, dim,
+      keys.size(0), keys.size(1), keys.size(2), layer, cos_sin.size(0), window, float(eps), float(scale), dtype,
+      call.num_threads(), causal});
+  if (call.refused(status, kOutOfRange)) {
+    expect_values<int32_t>(op, "stream", stream, 0, keys.size(0) - 1);
+    expect_values<int32_t>(op, "prefix_len", prefix_len, 0, std::min(keys.size(1), cos_sin.size(0) - block_size));
+  }
+  call.check(status);
+  return out;
+}
+
+}  // namespace kdtree::bind
