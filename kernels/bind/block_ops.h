@@ -8,9 +8,9 @@
 
 namespace kdtree::bind {
 
-// Keys and values [S, P, Y, K, d] of a drafter's contexts, and the table of the angles of its positions.
+// Keys and values [S, P, Y, K, d] of a drafter's contexts, the table of the angles of its positions, and eps of its norms.
 template <class Device>
-Dtype expect_context(const Device& call, const Tensor& keys, const Tensor& values, const Tensor& cos_sin) {
+Dtype expect_context(const Device& call, const Tensor& keys, const Tensor& values, const Tensor& cos_sin, double eps) {
   const char* symbols = "[S, P, Y, K, d]";
   const Dtype dtype = float_type(call.op(), "keys", keys);
   call.expect("keys", keys, keys.scalar_type(), {-1, -1, -1, -1, -1}, symbols);
@@ -18,6 +18,8 @@ Dtype expect_context(const Device& call, const Tensor& keys, const Tensor& value
   call.expect("values", values, keys.scalar_type(), {want[0], want[1], want[2], want[3], want[4]}, symbols);
   KDTREE_CHECK(want[4] % 2 == 0, call.op(), ": keys: expected an even last dimension d, got ", want[4]);
   call.expect("cos_sin", cos_sin, at::kFloat, {-1, want[4]}, "[Q, d]");
+  expect_finite(call.op(), "eps", eps);
+  KDTREE_CHECK(eps >= 0, call.op(), ": eps: expected at least 0, got ", eps);
   return dtype;
 }
 
@@ -26,7 +28,7 @@ void context_append(const Tensor& keys, const Tensor& values, const Tensor& kv, 
                     const Tensor& cos_sin, const Tensor& stream, const Tensor& position) {
   const char* op = "context_append";
   const Device call(op, "keys", keys);
-  const Dtype dtype = expect_context(call, keys, values, cos_sin);
+  const Dtype dtype = expect_context(call, keys, values, cos_sin, eps);
   const int64_t num_streams = keys.size(0), num_slots = keys.size(1), num_layers = keys.size(2),
                 num_heads = keys.size(3), dim = keys.size(4);
   call.expect("kv", kv, keys.scalar_type(), {-1, 2 * num_layers * num_heads * dim}, "[T, 2 Y K d]");
@@ -51,7 +53,7 @@ Tensor block_attn(const Tensor& qkv, const Tensor& query_norm, const Tensor& key
                   const Tensor& prefix_len, double scale, int64_t window, bool causal) {
   const char* op = "block_attn";
   const Device call(op, "qkv", qkv);
-  const Dtype dtype = expect_context(call, keys, values, cos_sin);
+  const Dtype dtype = expect_context(call, keys, values, cos_sin, eps);
   const int64_t num_kv_heads = keys.size(3), dim = keys.size(4);
   expect_range(op, "head dimension d", dim, 2, kMaxHeadDim);
   expect_range(op, "layer", layer, 0, keys.size(2) - 1);
@@ -66,6 +68,7 @@ Tensor block_attn(const Tensor& qkv, const Tensor& query_norm, const Tensor& key
   call.expect("stream", stream, at::kInt, {num_blocks}, "[A]");
   call.expect("prefix_len", prefix_len, at::kInt, {num_blocks}, "[A]");
   expect_range(op, "window", window, 0, kMaxSize);
+  expect_finite(op, "scale", scale);
   Tensor out = call.empty({num_blocks, block_size, num_heads * dim}, keys.scalar_type());
   const int status = call.run(BlockAttnArgs{
       qkv.const_data_ptr(), query_norm.const_data_ptr(), key_norm.const_data_ptr(), cos_sin.const_data_ptr<float>(),

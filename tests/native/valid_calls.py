@@ -149,6 +149,21 @@ def latent_append(i: Inputs) -> Arguments:
             "slot": int32(0, 8, 3, 4, 5), "eps": 1e-6, **used(), "settled": False}  # fmt: skip
 
 
+def context_append(i: Inputs) -> Arguments:
+    """Four tokens, and one that is none."""
+    return {"keys": i.floats(S, 9, 3, 2, 4), "values": i.floats(S, 9, 3, 2, 4), "kv": i.floats(T, 48),
+            "key_norm": i.floats(3, 4), "eps": 1e-6, "cos_sin": i.f32(9, 4), "stream": int32(0, 0, 1, 1, 1),
+            "position": int32(0, 8, -1, 4, 5)}  # fmt: skip
+
+
+def block_attn(i: Inputs) -> Arguments:
+    """Three blocks of four tokens, four heads to two keys of length 6."""
+    return {"qkv": i.floats(3, 4, 48), "query_norm": i.floats(6), "key_norm": i.floats(6), "eps": 1e-6,
+            "cos_sin": i.f32(44, 6), "keys": i.floats(S, 40, 3, 2, 6), "values": i.floats(S, 40, 3, 2, 6), "layer": 1,
+            "stream": int32(1, 0, 1), "prefix_len": int32(3, 0, 40), "scale": 0.4, "window": 9,
+            "causal": True}  # fmt: skip
+
+
 CALLS: dict[str, Callable[[Inputs], Arguments]] = {
     "embed": lambda i: {"weight": i.floats(11, D), "token": i.ids(11, T), **used()},
     "rms_norm": lambda i: {"x": i.floats(T, D), "weight": i.floats(D), "eps": 1e-6, **used(), "settled": False},
@@ -176,6 +191,8 @@ CALLS: dict[str, Callable[[Inputs], Arguments]] = {
     "latent_append": latent_append,
     "cache_compact": compacted,
     "verify_attn": verify_attn,
+    "context_append": context_append,
+    "block_attn": block_attn,
     "draft_topk": lambda i: {"logits": i.floats(S, 3, 50), "num_candidates": 4},
     "draft_topk_share": lambda i: {"logits": i.floats(S, 3, 32), "num_candidates": 4, "whole_vocab": 64,
                                    "first_segment": 4, "num_segments": 4},
@@ -196,13 +213,15 @@ PER_ROW = {
     "argmax": ("logits",), "sample": ("logits", "stream", "position"),
     "sample_among": ("words", "largest", "stream", "position"), "moe_route": ("logits",),
     "moe_experts": ("x", "expert_id", "weight", "residual"), "draft_topk": ("logits",),
-    "draft_topk_share": ("logits",), "tree_build": ("log_probs", "token_ids", "bonus", "budget"),
+    "block_attn": ("qkv", "stream", "prefix_len"), "draft_topk_share": ("logits",),
+    "tree_build": ("log_probs", "token_ids", "bonus", "budget"),
     "tree_accept": ("token", "parent"),
 }  # fmt: skip
 """Arguments whose first dimension counts what the results' first dimension counts: what is in one row, or stream, of
 them changes nothing in the results of the others."""
 
 IN_PLACE = {"cache_append": ("cache",), "latent_append": ("cache",), "cache_compact": ("cache",),
+            "context_append": ("keys", "values"),
             "step_commit": ("prefix_len", "bonus", "remaining", "active", "text", "ring", "step")}  # fmt: skip
 
 
