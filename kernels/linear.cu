@@ -136,7 +136,8 @@ int choose_bf16(const LinearArgs& a, const LinearDevice& device) {
   if (direct >= 0) return direct;
   const int64_t m = a.num_rows, k = a.num_in, wide = ceil_div(a.num_out, 32) * a.num_groups;  // blocks of 32 outputs
   const bool fills = 10 * wide >= 8 * device.num_multiprocessors, is_short = k <= 256 && a.num_groups > 1;
-  const bool pays = m > 16 || ((m > 8 || k >= 4096) && !fills) || 2 * k * a.num_out * a.num_groups > 200'000'000;
+  const bool is_long = k >= 4096 && 4 * wide <= device.num_multiprocessors;  // a warp a segment would be a long chain of few blocks
+  const bool pays = m > 16 || (m > 8 && !fills) || is_long || 2 * k * a.num_out * a.num_groups > 200'000'000;
   if (pays && serves(kBf16Shapes[kFirstWide], a, device)) return choose_wide(a, device);
   if (m <= 8) return is_short ? k8Short : fills ? k8Wide : k8;
   if (m <= 16) return is_short ? k16Short : fills ? k16Wide : k16;
