@@ -45,7 +45,7 @@ struct LaunchShape {
 
 // A kernel may use more than 48 KB of shared memory only after its limit was raised, once for each device.
 inline int raise_shared_limit(const void* kernel, size_t shared_bytes) {
-  constexpr int kDevices = 64, kKernels = 128;
+  constexpr int kDevices = 64, kKernels = 256;
   static std::atomic<const void*> raised[kDevices][kKernels];
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return kCudaError;

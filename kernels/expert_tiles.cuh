@@ -23,6 +23,10 @@ struct ExpertTiles<float, kPartials> {
   using Beside8 = Rows8;
 };
 
+// The shared expert's where it stands beside a share of few segments, whose blocks have one segment each.
+template <class T>
+using BesideShare8 = TileShape<T, 1, 4, 1, 1, 1, 4, 1, 8, 4, true>;
+
 constexpr int64_t kMaxRowsBeside = 64;  // of the shared expert
 
 template <class T, bool kPartials>
@@ -37,7 +41,10 @@ int run_expert_tile(const TileArgs& t, int rows_per_tile, void* stream) {
 template <class S>
 int launch_beside(TileArgs shared, TileArgs experts, void* stream) {
   using Tiles = ExpertTiles<typename S::T, S::kPartials>;
-  if (shared.num_rows <= 8) return launch_pair<typename Tiles::Beside8, S>(shared, experts, stream);
+  if (shared.num_rows <= 8) {
+    constexpr bool kIsShare = S::kPartials && S::kSegWarps == 1;
+    return launch_pair<std::conditional_t<kIsShare, BesideShare8<typename S::T>, typename Tiles::Beside8>, S>(shared, experts, stream);
+  }
   return launch_pair<typename Tiles::Rows32, S>(shared, experts, stream);
 }
 

@@ -57,7 +57,9 @@ constexpr LinearShape describe_direct(const char* name) {
 // Warps over segments, outputs, rows; 16-output and 8-row tiles of a warp; units of a stage; segments in sequence; cluster;
 // blocks of a multiprocessor. The number in a name is the rows of a block. The fastest of 46 tried on an H200.
 enum Bf16Shape : int {
-  k8, k8Wide, k8Short, k16, k16Wide, k16Short, k32, k64, k128, kFirstWide, kFirstDirect = kFirstWide + 11,
+  k8, k8Wide, k8Short, k16, k16Wide, k16Short, k32, k64, k128,
+  k8Two, k8Four, k8Eight, k8FourWide, k8EightWide, k16Two, k16Four, k16Eight, k16FourWide,
+  k8Share, k8ShareWide, k16Share, kFirstWide, kFirstDirect = kFirstWide + 11,
   kDirectLong = kFirstDirect, kDirect8, kDirect16, kDirect24, kDirect32, kNumBf16Shapes
 };
 constexpr LinearShape kBf16Shapes[kNumBf16Shapes] = {
@@ -70,6 +72,15 @@ constexpr LinearShape kBf16Shapes[kNumBf16Shapes] = {
     KDTREE_SHAPE(Bf16, 8, 1, 1, 2, 4, 1, 1, 1, 2),  // k32
     KDTREE_SHAPE(Bf16, 1, 4, 2, 2, 4, 2, 8, 1, 2),  // k64: 128 outputs, all segments in sequence
     KDTREE_SHAPE(Bf16, 1, 2, 4, 4, 4, 2, 8, 1, 1),  // k128: prefill
+    // Few outputs: blocks of a cluster share the segments of a tile. A segment of 28 units (K = 7168) is on its way at once.
+    KDTREE_SHAPE(Bf16, 4, 1, 1, 1, 1, 2, 1, 2, 2), KDTREE_SHAPE(Bf16, 2, 1, 1, 1, 1, 4, 1, 4, 2),
+    KDTREE_SHAPE(Bf16, 1, 1, 1, 1, 1, 4, 1, 8, 2), KDTREE_SHAPE(Bf16, 2, 2, 1, 1, 1, 4, 1, 4, 2),
+    KDTREE_SHAPE(Bf16, 1, 4, 1, 1, 1, 4, 1, 8, 2), KDTREE_SHAPE(Bf16, 4, 1, 1, 1, 2, 2, 1, 2, 2),
+    KDTREE_SHAPE(Bf16, 2, 1, 1, 1, 2, 4, 1, 4, 2), KDTREE_SHAPE(Bf16, 1, 1, 1, 1, 2, 4, 1, 8, 2),
+    KDTREE_SHAPE(Bf16, 2, 2, 1, 1, 2, 2, 1, 4, 2),
+    // A share of one or two segments: all warps on the same one, or most would have none.
+    KDTREE_SHAPE(Bf16, 1, 2, 1, 1, 1, 4, 8, 1, 2), KDTREE_SHAPE(Bf16, 1, 4, 1, 1, 1, 4, 8, 1, 2),
+    KDTREE_SHAPE(Bf16, 1, 2, 1, 1, 2, 4, 8, 1, 2),
     // Hopper's; of two that are expected to be as fast the first is taken. Rows of a block; warpgroups over outputs; their
     // outputs; blocks that share a tile; blocks of a multiprocessor; KB of shared memory.
     KDTREE_WIDE(32, 1, 64, 1, 1, 227), KDTREE_WIDE(32, 1, 80, 4, 1, 227),
@@ -98,7 +109,9 @@ double wide_us(const LinearShape& shape, const LinearArgs& a, const LinearDevice
   const int num_places = shape.cluster <= 2 ? device.num_multiprocessors : device.num_multiprocessors * 10 / 11;
   const double waves = static_cast<double>(ceil_div(num_blocks(a, shape), num_places));
   const double rows = static_cast<double>(std::min<int64_t>(shape.num_rows, ceil_div(a.num_rows, 8) * 8));
-  const double bytes_per_output = 2.0 * a.num_in / shape.cluster, weight_bytes = waves * shape.num_out * bytes_per_output;
+  const int64_t num_segments = a.num_segments > 0 ? a.num_segments : kNumSegments;
+  const double bytes_per_output = 2.0 * a.num_in / static_cast<double>(std::min<int64_t>(shape.cluster, num_segments));
+  const double weight_bytes = waves * shape.num_out * bytes_per_output;
   const double all_us = 2.0 * a.num_in * a.num_out * a.num_groups / 4.15e6;
   const double weight_us = a.num_rows <= shape.num_rows ? weight_bytes / 35e3 : 0;
   const double block_us = (weight_bytes + waves * rows * bytes_per_output) / 69e3;
@@ -130,7 +143,7 @@ int choose_direct(const LinearArgs& a, const LinearDevice& device) {
 
 // Measured, not derived. With few rows a warp for each segment of 16 or 32 outputs begins and ends fastest, unless there are so
 // many weights (200 MB) that this is a small part, or so few outputs that 16 rows of x are read too often. K of 256 at most with
-// a matrix per head is a matter of few copies and many outputs.
+// a matrix per head is a matter of few copies and many outputs. A share of one or two segments would leave most of eight warps idle.
 int choose_bf16(const LinearArgs& a, const LinearDevice& device) {
   const int direct = choose_direct(a, device);
   if (direct >= 0) return direct;
@@ -138,6 +151,7 @@ int choose_bf16(const LinearArgs& a, const LinearDevice& device) {
   const bool fills = 10 * wide >= 8 * device.num_multiprocessors, is_short = k <= 256 && a.num_groups > 1;
   const bool is_long = k >= 4096 && 4 * wide <= device.num_multiprocessors;  // a warp a segment would be a long chain of few blocks
   const bool pays = m > 16 || (m > 8 && !fills) || is_long || 2 * k * a.num_out * a.num_groups > 200'000'000;
+  if (m <= 16 && a.num_segments > 0 && a.num_segments <= 2) return m > 8 ? k16Share : k8Share;
   if (pays && serves(kBf16Shapes[kFirstWide], a, device)) return choose_wide(a, device);
   if (m <= 8) return is_short ? k8Short : fills ? k8Wide : k8;
   if (m <= 16) return is_short ? k16Short : fills ? k16Wide : k16;
@@ -169,7 +183,6 @@ TileArgs linear_tile_args(const LinearArgs& a) {
   t.x_aligned = aligned(a.x, 16) && a.x_row_stride * size % 16 == 0 && (a.num_groups == 1 || a.x_group_stride * size % 16 == 0);
   t.out_aligned = a.num_out % 4 == 0 && aligned(a.out, 4 * out_size) && aligned(a.residual, 4 * out_size);
   t.out_f32 = a.out_dtype == kF32;
-  t.weights_settled = a.weights_settled;
   set_segments(&t, share_of(a));
   return t;
 }
@@ -201,20 +214,27 @@ int num_linear_shapes(Dtype dtype) { return dtype == kF32 ? int(kNumF32Shapes) :
 const LinearShape& linear_shape(Dtype dtype, int index) { return dtype == kF32 ? kF32Shapes[index] : kBf16Shapes[index]; }
 
 int linear_cuda_with(const LinearArgs& a, int index, void* stream) {
+  return linear_cuda_with(a, index, {a.weights_settled, false, false}, stream);
+}
+
+int linear_cuda_with(const LinearArgs& a, int index, const LinearStart& start, void* stream) {
   LinearDevice device;
   if (int status = linear_device(&device)) return status;
   if (!valid(a) || index < 0 || index >= (a.int4 ? num_int4_shapes() : num_linear_shapes(a.dtype))) return kUnsupported;
   if (!serves(shape_of(a, index), a, device)) return kUnsupported;
   if (a.num_rows == 0 || a.num_groups == 0 || a.num_out == 0) return kOk;
   if (a.num_segments > 0 && a.num_in == 0) return clear_floats(a.out, a.num_rows * a.num_groups * a.num_out, stream);
-  return shape_of(a, index).run(linear_tile_args(a), static_cast<int>(a.num_groups), stream);
+  TileArgs t = linear_tile_args(a);
+  t.weights_settled = a.weights_settled && start.weights_early;
+  t.prefetch_weights = start.prefetch, t.allow_at_once = start.allow_at_once;
+  return shape_of(a, index).run(t, static_cast<int>(a.num_groups), stream);
 }
 
 bool serves(const LinearShape& shape, const LinearArgs& a, const LinearDevice& device) {
   const bool x_aligned = linear_tile_args(a).x_aligned;
   if (shape.direct) return x_aligned && a.num_in % 8 == 0;
-  if (a.int4) return (device.wgmma || !shape.wide) && (device.clusters || shape.cluster == 1);
-  return !shape.wide || (device.wgmma && x_aligned);
+  if (!device.clusters && shape.cluster > 1) return false;
+  return !shape.wide || (device.wgmma && (a.int4 || x_aligned));
 }
 
 int choose_linear_shape(const LinearArgs& a, const LinearDevice& device) {
@@ -226,6 +246,13 @@ bool reads_weights_early(const LinearArgs& a, const LinearShape& shape, const Li
   const bool fills = 10 * blocks >= 9 * device.num_multiprocessors, one_wave = blocks <= device.num_multiprocessors;
   const bool pays = shape.direct || (shape.wide && !a.int4 ? one_wave : fills);
   return a.weights_settled && a.dtype == kBF16 && pays;
+}
+
+LinearStart choose_linear_start(const LinearArgs& a, const LinearShape& shape, const LinearDevice& device) {
+  constexpr double kMostBytes = 32e6;  // of an L2 of 50 MB, most of which the kernels that run now need not keep
+  const double bytes_per_weight = a.int4 ? double(kInt4BlockBytes) / (kInt4Tile * kInt4Unit) : 2;
+  const bool fits = bytes_per_weight * a.num_groups * a.num_out * a.num_in <= kMostBytes;
+  return {reads_weights_early(a, shape, device), fits && a.dtype == kBF16, false};
 }
 
 int linear_device(LinearDevice* out) {
@@ -243,9 +270,7 @@ int linear_cuda(const LinearArgs& a, void* stream) {
   LinearDevice device;
   if (int status = linear_device(&device)) return status;
   const int shape = choose_linear_shape(a, device);
-  LinearArgs chosen = a;
-  chosen.weights_settled = reads_weights_early(a, shape_of(a, shape), device);
-  return linear_cuda_with(chosen, shape, stream);
+  return linear_cuda_with(a, shape, choose_linear_start(a, shape_of(a, shape), device), stream);
 }
 
 int pack_linear_cuda(const PackLinearArgs& a, void* stream) {

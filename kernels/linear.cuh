@@ -9,7 +9,7 @@ struct TileArgs;
 struct LinearShape {
   const char* name;
   int num_rows, num_out, cluster;  // of a block; blocks of a cluster
-  bool wide;                       // of linear_wide.cuh: Hopper, x in aligned chunks of 16 bytes; of INT4: Hopper
+  bool wide;                       // of linear_wide.cuh: Hopper, x in aligned chunks of 16 bytes; of INT4: Hopper alone
   bool direct;                     // of linear_direct.cuh: x in aligned chunks of 16 bytes
   int (*run)(TileArgs, int num_groups, void* stream);
   // The products of experts with the shared one's beside them (expert_tiles.cuh), or nullptr.
@@ -34,7 +34,17 @@ int choose_linear_shape(const LinearArgs&, const LinearDevice&);
 // short: there it always won, 0.1-0.5 us of 2.
 bool reads_weights_early(const LinearArgs&, const LinearShape&, const LinearDevice&);
 
+// How a product begins while the previous kernel still runs. Every block waits for that kernel before it ends, whatever it does
+// first: so a kernel ends after the one before it, and the next may be allowed at any time.
+struct LinearStart {
+  bool weights_early;  // copies weights, which needs weights_settled, and only then waits: see reads_weights_early
+  bool prefetch;       // where it waits before it copies: asks for its weights into L2 first, which is always allowed
+  bool allow_at_once;  // lets the next kernel begin at once, not when the first copies of all its blocks are on their way
+};
+LinearStart choose_linear_start(const LinearArgs&, const LinearShape&, const LinearDevice&);
+
 int linear_cuda_with(const LinearArgs&, int index, void* stream);  // this shape, weights_settled taken as it is
+int linear_cuda_with(const LinearArgs&, int index, const LinearStart&, void* stream);
 
 TileArgs linear_tile_args(const LinearArgs&);
 

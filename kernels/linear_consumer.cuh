@@ -144,9 +144,10 @@ __device__ __forceinline__ void consume(const Tile<S>& tile, Accumulator<S>& acc
   for (int q = 0; q < S::kSeq; ++q) {
     const Span span = tile.span(at_warp.segment, q);
     acc.fill(tile.mine(at_warp.segment, q) ? 0.f : -0.f);
+    const int num_stages = S::kSeq > 1 && !tile.any_mine(q) ? 0 : tile.num_stages_per_segment;
     int left = span.end - span.begin;
 #pragma unroll 1
-    for (int i = 0; i < tile.num_stages_per_segment; ++i, left -= S::kUnits, at.next(tile.num_stages_per_segment)) {
+    for (int i = 0; i < num_stages; ++i, left -= S::kUnits, at.next()) {
       barrier_wait(full + at.slot * 8, at.phase);
       const uint32_t offset = at.slot * S::kStageBytes;
       const auto add = [&](int u) {
@@ -155,8 +156,11 @@ __device__ __forceinline__ void consume(const Tile<S>& tile, Accumulator<S>& acc
       if (left >= S::kUnits) {  // apart from the rest, so that the reads of a unit can overlap the sums of the one before
 #pragma unroll kUnroll
         for (int u = 0; u < S::kUnits; ++u) add(u);
-      } else if (S::kUnits == 2 && left == 1) {
-        add(0);
+      } else if constexpr (S::kUnits == 2) {
+        if (left == 1) add(0);
+      } else {
+#pragma unroll 1
+        for (int u = 0; u < left; ++u) add(u);
       }
       __syncwarp();
       if (lane == 0) barrier_arrive(empty + at.slot * 8);

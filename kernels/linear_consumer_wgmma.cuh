@@ -46,11 +46,12 @@ __device__ __forceinline__ void consume_wgmma(const Tile<S>& tile, Accumulator<S
 #pragma unroll 1
   for (int q = 0; q < S::kSeq; ++q) {
     const Span span = tile.span(at_warp.segment, q);
+    const int num_stages = S::kSeq > 1 && !tile.any_mine(q) ? 0 : tile.num_stages_per_segment;
     int left = span.end - span.begin;
     acc.fill(tile.mine(at_warp.segment, q) ? 0.f : -0.f);
     pin(sums);
 #pragma unroll 1
-    for (int i = 0; i < tile.num_stages_per_segment; ++i, left -= S::kUnits, at.next(tile.num_stages_per_segment)) {
+    for (int i = 0; i < num_stages; ++i, left -= S::kUnits, at.next()) {
       barrier_wait(full + at.slot * 8, at.phase);
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the rows came by ordinary copies
       if (left >= S::kUnits) add(at.slot * S::kStageBytes, Constant<S::kUnits>());

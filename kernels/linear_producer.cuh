@@ -6,37 +6,67 @@ namespace kdtree {
 
 // --- weights ---------------------------------------------------------------------------------------------------------
 
+// Asks for so many segments of a column into L2, in pieces: each is one request.
+__device__ __forceinline__ void prefetch_segments(const TileArgs& a, const char* column, int unit_bytes, int segment, int count) {
+  constexpr int kPiece = 16 * 1024;
+  const int first = max(segment, a.first_segment), end = min(segment + count, a.end_segment);
+  if (first >= end) return;
+  const int64_t end_byte = int64_t(unit_bytes) * segment_span(end - 1, a.whole_units, a.first_segment, a.end_segment).end;
+  int64_t at = int64_t(unit_bytes) * segment_span(first, a.whole_units, a.first_segment, a.end_segment).begin;
+  for (; at < end_byte; at += kPiece) prefetch_to_l2(column + at, static_cast<int>(min(int64_t{kPiece}, end_byte - at)));
+}
+
 // The packed weights of the block's outputs: of each column a unit after the other.
 template <class S>
 struct BlockWeights {
   static constexpr int kColumnUnit = S::kColumnTiles * S::kUnitBytes;
-  const char* first;  // of the block's first tile
+  static constexpr int kPieces = (S::kBlockTiles + S::kColumnTiles - 2) / S::kColumnTiles + 1;  // columns of a ragged block
+  const char* first;  // of the block's first tile; if it is ragged, of the column of that tile
   int64_t column_bytes;
-  int last_column;
+  int last_column, num_skipped;  // tiles of a ragged block's first column that are not the block's
 
   __device__ BlockWeights(const TileArgs& a, const Tile<S>& tile) {
     const int num_columns = (a.num_out + S::kColumnTiles * kOutTile - 1) / (S::kColumnTiles * kOutTile);
     const int column = tile.first_out_tile / S::kColumnTiles;
     column_bytes = static_cast<int64_t>(tile.num_units) * kColumnUnit;
-    first = static_cast<const char*>(a.packed) + (static_cast<int64_t>(tile.group) * num_columns + column) * column_bytes +
-            tile.first_out_tile % S::kColumnTiles * S::kUnitBytes;
+    first = static_cast<const char*>(a.packed) + (static_cast<int64_t>(tile.group) * num_columns + column) * column_bytes;
+    num_skipped = tile.first_out_tile % S::kColumnTiles;
+    if constexpr (!S::kRagged) first += num_skipped * S::kUnitBytes;
     last_column = num_columns - 1 - column;
+  }
+
+  // One unit of a ragged block: of each of its columns the tiles that are the block's.
+  __device__ __forceinline__ void copy_ragged(uint32_t to, int unit, uint32_t barrier) const {
+#pragma unroll
+    for (int c = 0; c < kPieces; ++c) {
+      const int begin = c == 0 ? 0 : c * S::kColumnTiles - num_skipped;  // of the block's tiles
+      const int end = min((c + 1) * S::kColumnTiles - num_skipped, S::kBlockTiles);
+      if (begin >= end) continue;
+      const char* from = first + min(c, last_column) * column_bytes + unit * kColumnUnit;
+      bulk_copy(to + begin * S::kUnitBytes, from + (c == 0 ? num_skipped : 0) * S::kUnitBytes, (end - begin) * S::kUnitBytes, barrier);
+    }
   }
 
   // Units [unit, unit + num_units) of all tiles of the block, for one segment warp: of the `left` units of the segment those of
   // a stage. Past the last column: a harmless copy of it.
   __device__ __forceinline__ void copy(uint32_t to, int unit, int num_units, int left, uint32_t barrier) const {
     const uint32_t offset = unit * kColumnUnit;
+    if constexpr (S::kRagged) {
 #pragma unroll
-    for (int c = 0; c < S::kBlockTiles / S::kCopyTiles; ++c) {
-      const char* from = first + min(c, last_column) * column_bytes + offset;
-      if constexpr (S::kCopyTiles == S::kColumnTiles) {
-        bulk_copy(to + c * S::kUnits * S::kUnitStride, from, num_units * S::kUnitStride, barrier);
-      } else {  // A part of one column. Not u < num_units: whether max(0, min(left, 2)) is 2, ptxas 13.0 asks on sm_90 a
-                // predicate of VIMNMX that says whether it is `left`, and three units were copied.
+      for (int u = 0; u < S::kUnits; ++u)
+        if (u < left) copy_ragged(to + u * S::kUnitStride, unit + u, barrier);
+    } else {
 #pragma unroll
-        for (int u = 0; u < S::kUnits; ++u)
-          if (u < left) bulk_copy(to + u * S::kUnitStride, from + u * kColumnUnit, S::kUnitStride, barrier);
+      for (int c = 0; c < S::kBlockTiles / S::kCopyTiles; ++c) {
+        const char* from = first + min(c, last_column) * column_bytes + offset;
+        if constexpr (S::kCopyTiles == S::kColumnTiles) {
+          bulk_copy(to + c * S::kUnits * S::kUnitStride, from, num_units * S::kUnitStride, barrier);
+        } else {  // A part of one column. Not u < num_units: whether max(0, min(left, 2)) is 2, ptxas 13.0 asks on sm_90 a
+                  // predicate of VIMNMX that says whether it is `left`, and three units were copied.
+#pragma unroll
+          for (int u = 0; u < S::kUnits; ++u)
+            if (u < left) bulk_copy(to + u * S::kUnitStride, from + u * kColumnUnit, S::kUnitStride, barrier);
+        }
       }
     }
   }
@@ -65,17 +95,31 @@ __device__ __forceinline__ void fill_weights(const Tile<S>& tile, const Cursor<S
   }
 }
 
+// Asks for the weights that the block will copy, into L2. Before the previous kernel has ended: L2 is where all writes and reads
+// of the GPU's memory meet, so that what comes there early is not old even if that kernel writes it later. A column is asked for
+// by the block that has its first tile.
+template <class S>
+__device__ void prefetch_weights(const TileArgs& a, const Tile<S>& tile) {
+  constexpr int kSegments = S::kSegWarps * S::kSeq;
+  const BlockWeights<S> weights(a, tile);
+  if (!elect_one()) return;
+  const char* first = weights.first - (S::kRagged ? 0 : weights.num_skipped * S::kUnitBytes);
+  const int num_columns = (weights.num_skipped + S::kBlockTiles + S::kColumnTiles - 1) / S::kColumnTiles;
+  for (int c = weights.num_skipped > 0; c < min(num_columns, weights.last_column + 1); ++c)
+    prefetch_segments(a, first + c * weights.column_bytes, weights.kColumnUnit, tile.rank * kSegments, kSegments);
+}
+
 template <class S>
 __device__ void produce_weights(const TileArgs& a, const Tile<S>& tile, uint32_t full, uint32_t empty, uint32_t stages) {
   const BlockWeights<S> weights(a, tile);
-  const int num_stages = tile.num_stages_per_segment * S::kSeq;
   if (elect_one()) {
-    Cursor<S> at;
-    for (int n = 0; n < num_stages; ++n, at.next(tile.num_stages_per_segment)) {
+    int num_stages = 0;
+    each_stage(tile, [&](const Cursor<S>& at) {
       barrier_wait(empty + at.slot * 8, at.phase ^ 1);  // the first round finds every slot free
       fill_weights<S>(tile, at, weights, full, stages);
-      if (n == min(S::kStages, num_stages) - 1) allow_next_kernel();
-    }
+      if (++num_stages == S::kStages) allow_next_kernel();
+    });
+    if (num_stages < S::kStages) allow_next_kernel();
   }
   __syncwarp();
 }
@@ -158,11 +202,9 @@ template <class S>
 __device__ void produce_x(const TileArgs& a, Tile<S>& tile, bool early, uint32_t full, uint32_t empty, uint32_t stages) {
   if (early) wait_for_previous_kernel(), tile.find_rows(a);
   const XProducer<S> producer(a, tile, stages);
-  const int num_stages = tile.num_stages_per_segment * S::kSeq;
   const bool copies = a.x_aligned && a.num_in % XProducer<S>::kChunk == 0;
   const bool is_share = tile.end_segment - tile.first_segment < kNumSegments;
-  Cursor<S> at;
-  for (int n = 0; n < num_stages; ++n, at.next(tile.num_stages_per_segment)) {
+  each_stage(tile, [&](const Cursor<S>& at) {
     barrier_wait(empty + at.slot * 8, at.phase ^ 1);
     if (a.x_aligned && producer.is_whole(at.i)) {
       if (is_share) producer.template fill_whole<true>(at);
@@ -173,7 +215,7 @@ __device__ void produce_x(const TileArgs& a, Tile<S>& tile, bool early, uint32_t
       if (copies) barrier_arrive_after_copies(full + at.slot * 8);
       else barrier_arrive(full + at.slot * 8);
     }
-  }
+  });
 }
 
 }  // namespace kdtree

@@ -7,6 +7,7 @@
 namespace kdtree {
 
 constexpr int kUnit = static_cast<int>(kSegmentUnit), kOutTile = 16, kRowTile = 8;
+constexpr int kHopperSharedBytes = 227 * 1024;
 constexpr int kMaxPairs = 256, kRowsOfPairs = kRowTile;  // of experts whose pairs no kernel has grouped; rows of a tile
 
 // Offset of the 16-byte chunk c of row m in a unit of x: swizzled, so that 8 rows are read without bank conflicts.
@@ -24,7 +25,9 @@ struct TileArgs {
   int64_t num_rows, row_begin;  // row_begin: what to take off *num_rows_device
   const int32_t* num_rows_device;
   int num_out, num_in, num_row_tiles;
+  int first_rank, num_ranks;  // where blocks leave partial sums: those that have a segment that is summed here
   bool x_aligned, out_aligned, out_f32, weights_settled;
+  bool prefetch_weights, allow_at_once;  // see LinearStart
   // The segments that are summed here, [first_segment, end_segment) of a reduction over whole_units units; K is theirs.
   // Those of other ranks count as -0, which changes no sum.
   int whole_units, first_segment, end_segment;
@@ -45,41 +48,50 @@ struct TileArgs {
 // Warps: SegWarps over segments x OutWarps over outputs x RowWarps over rows; a warp computes OutTiles x 16 outputs of
 // RowTiles x 8 rows and takes Seq segments one after the other. A cluster of Cluster blocks shares the segments of a tile.
 // Units: units of each segment in a stage. Partials: write the segment sums, uncombined (then no cluster is launched).
-// kInt4: INT4 weights and BF16 rows; kInt4Wgmma: multiplied by Hopper's wgmma, four warps over outputs at a time.
+// kInt4: INT4 weights and BF16 rows; kInt4Wgmma: multiplied by Hopper's wgmma, four warps over outputs at a time. MinBlocks
+// kWholeSm: one block that has all shared memory of a multiprocessor of Hopper.
 enum TileKind { kFloats, kInt4, kInt4Wgmma };
+constexpr int kWholeSm = 0;
 
 template <class T_, int SegWarps, int OutWarps, int RowWarps, int OutTiles, int RowTiles, int Units, int Seq, int Cluster,
           int MinBlocks, bool Partials = false, TileKind Kind = kFloats>
 struct TileShape {
   using T = T_;
   static constexpr int kSegWarps = SegWarps, kOutWarps = OutWarps, kRowWarps = RowWarps, kOutTiles = OutTiles;
-  static constexpr int kRowTiles = RowTiles, kUnits = Units, kSeq = Seq, kCluster = Cluster, kMinBlocks = MinBlocks;
+  static constexpr int kRowTiles = RowTiles, kUnits = Units, kSeq = Seq, kCluster = Cluster;
+  static constexpr int kMinBlocks = MinBlocks == kWholeSm ? 1 : MinBlocks;
   static constexpr bool kPartials = Partials, kIsInt4 = Kind != kFloats, kWgmma = Kind == kInt4Wgmma;
+  static constexpr bool kHopper = kWgmma || MinBlocks == kWholeSm;
   static constexpr int kConsumers = SegWarps * OutWarps * RowWarps, kThreads = (kConsumers + 2) * kWarp;
   static constexpr int kBlockTiles = OutWarps * OutTiles, kBlockOut = kBlockTiles * kOutTile;
   static constexpr int kBlockRows = RowWarps * RowTiles * kRowTile;
-  // In memory a unit of kColumnTiles tiles is contiguous, in a stage a unit of kCopyTiles.
+  // In memory a unit of kColumnTiles tiles is contiguous, in a stage a unit of kCopyTiles. A ragged block begins anywhere in a
+  // column: its outputs are as many as make the number of blocks fit the multiprocessors.
   static constexpr int kColumnTiles = kIsInt4 ? kInt4ColumnTiles : 1;
-  static constexpr int kCopyTiles = kBlockTiles < kColumnTiles ? kBlockTiles : kColumnTiles;
+  static constexpr bool kRagged = kBlockTiles % kColumnTiles != 0 && kColumnTiles % kBlockTiles != 0;
+  static constexpr int kCopyTiles = kRagged || kBlockTiles < kColumnTiles ? kBlockTiles : kColumnTiles;
   static constexpr int kUnitBytes = kIsInt4 ? kInt4BlockBytes : kUnit * kOutTile * sizeof(T), kRowBytes = kUnit * sizeof(T);
   static constexpr int kWeightAlign = kWgmma ? 512 : 16;  // of the rows behind the weights: a swizzle of wgmma repeats after 512
   static constexpr int kWeightBytes = (SegWarps * kBlockTiles * Units * kUnitBytes + kWeightAlign - 1) / kWeightAlign * kWeightAlign;
   static constexpr int kStageBytes = kWeightBytes + SegWarps * Units * kBlockRows * kRowBytes;
   // Sums: the segment sums of an output that meet after the main loop, in the memory of the stages.
-  static constexpr int kSums = SegWarps * Cluster, kSumBytes = Partials || kSums == 1 ? 0 : SegWarps * kBlockRows * kBlockOut * 4;
+  // Fragments of 16 outputs x 8 rows, of which a block of the cluster combines at most kShare.
+  static constexpr int kFragments = kBlockTiles * RowWarps * RowTiles, kShare = (kFragments + Cluster - 1) / Cluster;
+  static constexpr int kSums = SegWarps * Cluster, kFragmentBytes = kSums * kWarp * 16;
+  static constexpr int kSumBytes = Partials || kSums == 1 ? 0 : kShare * kFragmentBytes;
   // Barriers: full, empty of each stage, one for the sums; behind them a list of rows.
   static constexpr int kMaxStages = 7, kListBytes = kBlockRows == kRowsOfPairs ? kRowsOfPairs * 4 : 0;
   static constexpr int kBarrierBytes = kWgmma ? 1024 : kMaxStages * 16 + 16 + kListBytes;
-  static constexpr int kAlign = kWgmma ? 1024 : 128, kRoom = MinBlocks > 2 ? 224 * 1024 / MinBlocks : kMaxSharedBytes;
+  static constexpr int kAlign = kWgmma ? 1024 : 128, kMostShared = MinBlocks == kWholeSm ? kHopperSharedBytes : kMaxSharedBytes;
+  static constexpr int kRoom = MinBlocks > 2 ? 224 * 1024 / MinBlocks : kMostShared;
   static constexpr int kFit = (kRoom - kBarrierBytes - (kWgmma ? kAlign : 0)) / kStageBytes;
   static constexpr int kStages = kFit < kMaxStages ? kFit : kMaxStages;
   static constexpr int kSharedBytes = (kWgmma ? kAlign : 0) + kBarrierBytes +
                                       (kStages * kStageBytes > kSumBytes ? kStages * kStageBytes : kSumBytes);
-  static_assert(SegWarps * Seq * Cluster == kNumSegments && kStages >= 2 && kSharedBytes <= kMaxSharedBytes, "tile shape");
-  static_assert(Units <= 2 && kBlockTiles * RowWarps * RowTiles % Cluster == 0, "a stage has one or two units; sums are shared evenly");
+  static_assert(SegWarps * Seq * Cluster == kNumSegments && kStages >= 2 && kSharedBytes <= kMostShared, "tile shape");
+  static_assert(Units <= 2 || !kWgmma, "products of one or two units at a time");
   static_assert(!Partials || Seq == 1, "partial sums are of one segment");
   static_assert(kBlockTiles % kCopyTiles == 0 && (OutTiles % kCopyTiles == 0 || kCopyTiles % OutTiles == 0), "whole copies");
-  static_assert(kBlockTiles % kColumnTiles == 0 || kColumnTiles % kBlockTiles == 0, "a block begins at a tile of a column");
   static_assert(!kWgmma || (OutWarps % 4 == 0 && RowWarps == 1 && OutTiles == 1), "a warpgroup has a column of outputs");
 
   // In a stage: the first unit of a tile of a segment warp, and the distance to its second.
@@ -116,8 +128,8 @@ struct Tile {
 
   // Of the `block`-th block of the product.
   __device__ Tile(const TileArgs& a, int block) : args(a) {
-    const int cluster = block / S::kCluster;
-    rank = block % S::kCluster;
+    const int num_ranks = S::kPartials ? a.num_ranks : S::kCluster, cluster = block / num_ranks;
+    rank = block - cluster * num_ranks + (S::kPartials ? a.first_rank : 0);
     row_tile = cluster % a.num_row_tiles;
     first_out_tile = cluster / a.num_row_tiles * S::kBlockTiles;
     group = blockIdx.y;
@@ -177,21 +189,39 @@ struct Tile {
   __device__ bool mine(int seg_warp, int q) const {
     return segment(seg_warp, q) >= args.first_segment && segment(seg_warp, q) < args.end_segment;
   }
+  // Whether the q-th segment of any warp is summed here. If not, there are no stages for it.
+  __device__ bool any_mine(int q) const {
+    bool any = false;
+#pragma unroll
+    for (int s = 0; s < S::kSegWarps; ++s) any |= mine(s, q);
+    return any;
+  }
   __device__ Span span(int seg_warp, int q) const {
     return segment_span(segment(seg_warp, q), whole_units, first_segment, end_segment);
   }
 };
 
-// The order in which stages are filled and read: all of a segment, then the next of the Seq segments.
+// A stage: the i-th of the q-th segment of every warp.
 template <class S>
 struct Cursor {
   int slot = 0, q = 0, i = 0;  // slot of the ring; segment; stage of the segment
   uint32_t phase = 0;          // of the slot's barriers; flips when the ring wraps
 
-  __device__ __forceinline__ void next(int num_stages_per_segment) {
+  __device__ __forceinline__ void next() {
     if (++slot == S::kStages) slot = 0, phase ^= 1;
-    if (++i == num_stages_per_segment) i = 0, ++q;
   }
 };
+
+// Calls f(cursor) for every stage in the order in which they are filled and read: all of a segment, then the next.
+template <class S, class F>
+__device__ __forceinline__ void each_stage(const Tile<S>& tile, F&& f) {
+  Cursor<S> at;
+#pragma unroll 1
+  for (; at.q < S::kSeq; ++at.q) {
+    if (S::kSeq > 1 && !tile.any_mine(at.q)) continue;
+#pragma unroll 1
+    for (at.i = 0; at.i < tile.num_stages_per_segment; ++at.i, at.next()) f(at);
+  }
+}
 
 }  // namespace kdtree

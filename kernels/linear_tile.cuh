@@ -106,9 +106,8 @@ __device__ void send_sums(const Tile<S>& tile, Accumulator<S>& acc, uint32_t sum
 
 template <class S>
 __device__ void combine(const TileArgs& a, const Tile<S>& tile, uint32_t sums) {
-  constexpr int kFragments = S::kBlockTiles * S::kBlockRows / kRowTile;
   const int lane = threadIdx.x % kWarp;
-  for (int i = threadIdx.x / kWarp; i < kFragments / S::kCluster; i += S::kThreads / kWarp) {
+  for (int i = threadIdx.x / kWarp; i * S::kCluster + tile.rank < S::kFragments; i += S::kThreads / kWarp) {
     float v[S::kSums][4];
 #pragma unroll
     for (int s = 0; s < S::kSums; ++s) as_floats(load_shared(sums + ((i * S::kSums + s) * kWarp + lane) * 16), v[s]);
@@ -129,7 +128,7 @@ __device__ void combine(const TileArgs& a, const Tile<S>& tile, uint32_t sums) {
 template <class S>
 __device__ __forceinline__ void do_tile(const TileArgs& a, int block, unsigned char* shared) {
 #ifndef __CUDA_ARCH_FEAT_SM90_ALL
-  if constexpr (S::kWgmma) return;  // never launched there
+  if constexpr (S::kHopper) return;  // never launched there
 #endif
   const uint32_t first = shared_address(shared), full = S::kWgmma ? (first + S::kAlign - 1) / S::kAlign * S::kAlign : first;
   const uint32_t empty = full + S::kMaxStages * 8, arrived = empty + S::kMaxStages * 8;
@@ -143,10 +142,13 @@ __device__ __forceinline__ void do_tile(const TileArgs& a, int block, unsigned c
     }
     barrier_init(arrived, 1);
     asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
-    barrier_arrive_expect(arrived, S::kSumBytes);
+    const int num_fragments = (S::kFragments - tile.rank + S::kCluster - 1) / S::kCluster;  // that this block combines
+    barrier_arrive_expect(arrived, S::kSumBytes == 0 ? 0 : num_fragments * S::kFragmentBytes);
   }
   const bool early = a.weights_settled && !a.of_experts() && tile.row_tile == 0;
+  if (a.allow_at_once) allow_next_kernel();
   if (!early) {
+    if (a.prefetch_weights && !a.of_experts() && tile.row_tile == 0 && warp == S::kConsumers) prefetch_weights<S>(a, tile);
     wait_for_previous_kernel();
     if constexpr (S::kListBytes > 0) {
       if (a.pair_expert != nullptr) tile.find_pairs(a, reinterpret_cast<int32_t*>(shared + (arrived + 16 - first)));
@@ -190,7 +192,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kMinBlocks) linear_tile_kernel
 template <class S>
 int64_t count_blocks(TileArgs* a) {
   if (a->num_row_tiles == 0) a->num_row_tiles = static_cast<int>(ceil_div(a->num_rows, S::kBlockRows));
-  return ceil_div(a->num_out, S::kBlockOut) * a->num_row_tiles * S::kCluster;
+  const int first_rank = S::kPartials ? a->first_segment / S::kSegWarps : 0;
+  const int end_rank = S::kPartials ? (a->end_segment + S::kSegWarps - 1) / S::kSegWarps : S::kCluster;
+  a->first_rank = first_rank, a->num_ranks = end_rank - first_rank;
+  return ceil_div(a->num_out, S::kBlockOut) * a->num_row_tiles * a->num_ranks;
 }
 
 template <class S>

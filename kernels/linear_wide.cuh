@@ -41,6 +41,16 @@ __device__ void copy_weights(const WideArgs& w, const WideTile<S>& tile, WideRin
   if (num_stages < S::kStages) allow_next_kernel();
 }
 
+// Before the previous kernel has ended, see prefetch_weights of linear_producer.cuh.
+template <class S>
+__device__ void prefetch_wide(const TileArgs& a, const WideTile<S>& tile) {
+  const int num_tiles = (a.num_out + kOutTile - 1) / kOutTile;
+  const int64_t column_bytes = static_cast<int64_t>((a.num_in + kUnit - 1) / kUnit) * S::kUnitBytes;
+  for (int t = tile.first_out_tile; t < min(num_tiles, tile.first_out_tile + S::kBlockTiles); ++t)
+    prefetch_segments(a, static_cast<const char*>(a.packed) + (int64_t(tile.group) * num_tiles + t) * column_bytes, S::kUnitBytes,
+                      tile.split * S::kSeq, S::kSeq);
+}
+
 template <class S>
 __device__ void copy_rows(const WideArgs& w, const WideTile<S>& tile, WideRing<S> ring) {
   each_stage(tile, ring, [&](int unit, int) {
@@ -183,7 +193,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kMinBlocks)
   const bool early = a.weights_settled && tile.row_tile == 0;
   const auto rows_of_step = [&] { return wait_for_previous_kernel(), rows_in_use(a.num_rows_device, a.num_rows, a.row_begin); };
   int num_rows = 0;
+  if (a.allow_at_once) allow_next_kernel();
   if (!early) {
+    if (a.prefetch_weights && tile.row_tile == 0 && warp == kWeightWarp && elect_one()) prefetch_wide<S>(a, tile);
     num_rows = rows_of_step();
     if (tile.row_tile * S::kBlockRows >= num_rows) return;
   }

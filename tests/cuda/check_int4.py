@@ -172,6 +172,33 @@ def check_layer(lib: Lib, report: Steps, layer: Int4Layer, rows: int) -> None:
     expect(report, partly[:used], want[:used], f"{layer.name} T{rows}: device-side count")
 
 
+def check_share(lib: Lib, report: Steps, layer: Int4Layer, rows: int, whole: int, first: int, count: int) -> None:
+    """Some segments of the width: the part of the sums that BF16 experts leave, in every shape of the down product."""
+    x, ids, weight, _ = layer.inputs(rows)
+
+    def share_of(experts: Experts, out: torch.Tensor):
+        args = lib.moe_args(x, experts, ids, weight, out)
+        args.whole_width, args.whole_shared_width = whole, whole
+        args.first_segment, args.num_segments = first, count
+        return args
+
+    name = f"{layer.name} T{rows}, segments {first} and on, {count} of 8"
+    want, out = (poisoned(rows, layer.dim, dtype=torch.float32) for _ in range(2))
+    report.announce(f"{name} in BF16")
+    lib.moe(share_of(layer.plain, want))
+    args = share_of(layer.packed, out)
+    ups, downs = ([s for s in lib.int4_shapes(p) if s.num_rows == lib.rows_per_item(args)] for p in (False, True))
+    for down in downs:
+        if report.begin(name, ups[0].name, f"segments {down.name}"):
+            out.fill_(float("nan"))
+            lib.moe_with(args, ups[0].index, down.index)
+            expect(report, out, want, f"{name}, {down.name}")
+    if report.begin(f"{name}, chosen"):
+        out.fill_(float("nan"))
+        lib.moe(args)
+        expect(report, out, want, name)
+
+
 def check_int4(lib: Lib, report: Steps, quick: bool) -> None:
     """All cases; `quick`: a few small ones."""
     check_values(lib, report)
@@ -185,3 +212,8 @@ def check_int4(lib: Lib, report: Steps, quick: bool) -> None:
         layer = Int4Layer(lib, *numbers)
         for rows in (1, 8, 40, 300):
             check_layer(lib, report, layer, rows)
+    for width, whole, count in ((256, 2048, 1), (96, 384, 2)):
+        report.announce(f"experts of {width} inputs of {whole}")
+        layer = Int4Layer(lib, 1024, width, 16, 4, width)
+        for rows in (9,) if quick else (1, 9, 40, 300):
+            check_share(lib, report, layer, rows, whole, rows % 8 // count * count, count)

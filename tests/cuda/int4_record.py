@@ -1,4 +1,5 @@
-"""What run_int4.py found, as a record of benchmarks: `int4_linear`, `int4_experts`, `int4_checks`.
+"""What run_int4.py found, as a record of benchmarks: `int4_linear`, `int4_invariance_cost`, `int4_experts`,
+`rank_linear`, `rank_chain`, `rank_layer`, `int4_checks`.
 
 python tests/cuda/int4_record.py int4.json OUT.json     on the machine that found it
 """
@@ -16,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from kdtree_nb.bench.record import make_record, write_record
 from kdtree_nb.bench.runner import Measurement
 
+COST = "int4_invariance_cost"
 PEERS = {"matmul": "torch BF16", "int4pack_mm": "torch INT4", "ours": "native"}
 
 
@@ -30,6 +32,43 @@ def of_linear(found: dict[str, Any]) -> list[Measurement]:
         results += [
             Measurement(f"int4_linear/{PEERS[peer]}", [cell[peer] * 1e-6], params) for peer in PEERS if peer in cell
         ]
+    return results
+
+
+def of_cost(found: dict[str, Any]) -> list[Measurement]:
+    """The shape that is chosen for so many rows against the fastest of all, of the same bits, and of torch's."""
+    results = []
+    for name, cell in found.get("times", {}).items():
+        if not cell["shapes"]:
+            continue
+        k, n, m = map(int, name.split())
+        shape, best = min(cell["shapes"].items(), key=lambda item: item[1])
+        params = {"K": k, "N": n, "M": m, "dtype": "bfloat16", "chosen": cell["chosen"], "fastest": shape}
+        theirs = min(cell["matmul"], cell.get("int4pack_mm", cell["matmul"]))
+        contenders = {"invariant": cell["ours"], "best shape": min(best, cell["ours"]), "best torch": theirs}
+        results += [Measurement(f"{COST}/{contender}", [us * 1e-6], params) for contender, us in contenders.items()]
+    return results
+
+
+def of_rank(found: dict[str, Any]) -> list[Measurement]:
+    """A rank's BF16 products: torch's, as chosen, in the fastest shape, behind a norm by start; a layer of them."""
+    results = []
+    for name, cell in found.get("rank", {}).items():
+        product, rows = name.rsplit(", ", 1)
+        params = {"product": product, "rows": int(rows), "tp": 8, "dtype": "bfloat16", "floor_s": cell["floor"] * 1e-6}
+        contenders = {"torch": (cell["torch"], ""), "native": (cell["ours"], cell["chosen"])}
+        if cell["shapes"]:
+            shape = min(cell["shapes"], key=cell["shapes"].get)
+            contenders["fastest shape"] = (cell["shapes"][shape], shape)
+        for contender, (us, shape) in contenders.items():
+            results.append(Measurement(f"rank_linear/{contender}", [us * 1e-6], params | {"shape": shape}))
+        for shape, times in cell.get("starts", {}).items():
+            for start, us in times.items():
+                results.append(Measurement(f"rank_chain/{start}", [us * 1e-6], params | {"shape": shape}))
+    for name, us in found.get("rank_layer", {}).items():
+        rows, kind, start = name.split(", ", 2)
+        params = {"rows": int(rows), "tp": 8, "dtype": "bfloat16", "shapes": kind}
+        results.append(Measurement(f"rank_layer/{start}", [us * 1e-6], params))
     return results
 
 
@@ -48,7 +87,7 @@ def measurements(found: dict[str, Any]) -> list[Measurement]:
     """Everything in the report of run_int4.py."""
     failures = len(found.get("failures", []))
     checks = Measurement("int4_checks/native", [found.get("checks", 0)], {"failures": failures}, "check")
-    return [*of_linear(found), *of_experts(found), checks]
+    return [*of_linear(found), *of_cost(found), *of_experts(found), *of_rank(found), checks]
 
 
 def main() -> None:

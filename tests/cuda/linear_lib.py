@@ -19,7 +19,7 @@ DEVICE = "cuda"
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = (
     "kernels/linear_int4.cu", "kernels/linear.cu", "kernels/moe_experts.cu", "kernels/pack_int4.cu",
-    "kernels/swiglu.cu", "tests/cuda/shim_linear.cu",
+    "kernels/swiglu.cu", "kernels/rms_norm.cu", "tests/cuda/shim_linear.cu",
 )  # fmt: skip
 
 
@@ -83,6 +83,8 @@ class Lib:
             getattr(self.c, name).argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         self.c.kd_moe_with.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
         self.c.kd_linear.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+        self.c.kd_linear_start.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+        self.c.kd_rms_norm.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
 
     @staticmethod
     def _check(status: int, what: str) -> None:
@@ -144,6 +146,23 @@ class Lib:
     def run(self, args: ctypes.Structure, shape: int = -1) -> None:
         """linear_cuda, or one shape of it."""
         self._check(self.c.kd_linear(ctypes.byref(args), shape, self._stream()), f"linear, shape {shape}")
+
+    def run_start(self, args: ctypes.Structure, shape: int, start: int) -> None:
+        """This shape; start: 1, weights early, + 2, prefetched, + 4, the next kernel allowed at once."""
+        status = self.c.kd_linear_start(ctypes.byref(args), shape, start, self._stream())
+        self._check(status, f"linear, shape {shape}, start {start}")
+
+    @staticmethod
+    def norm_args(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> ctypes.Structure:
+        """rms_norm of x [T, D] bf16; keeps its tensors alive."""
+        fields = {"x": x, "weight": weight, "out": out, "num_rows": x.shape[0], "dim": x.shape[1], "dtype": x.dtype}
+        args = fill("rms_norm", fields | {"x_stride": x.stride(0), "eps": 1e-6, "weights_settled": True})
+        args.keep = fields
+        return args
+
+    def norm(self, args: ctypes.Structure) -> None:
+        """rms_norm_cuda."""
+        self._check(self.c.kd_rms_norm(ctypes.byref(args), self._stream()), "rms_norm")
 
     def linear(self, x, packed, out, shape=-1, **more) -> None:
         """`run` of `linear_args`."""

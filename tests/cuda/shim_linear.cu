@@ -1,4 +1,4 @@
-// C names for ctypes: linear, its tile shapes, the packing of weights and moe_experts. Used by run_linear.py and run_int4.py.
+// C names for ctypes: linear, its tile shapes, the packing of weights, rms_norm and moe_experts. Used by run_linear.py and run_int4.py.
 #include "linear.cuh"
 
 using namespace kdtree;
@@ -15,9 +15,14 @@ const LinearShape& shape_of(const LinearArgs& a, int index) {
 
 extern "C" {
 int kd_pack(const PackLinearArgs* a, void* stream) { return pack_linear_cuda(*a, stream); }
+int kd_rms_norm(const RmsNormArgs* a, void* stream) { return rms_norm_cuda(*a, stream); }
 int kd_pack_int4(const PackInt4Args* a, void* stream) { return pack_int4_cuda(*a, stream); }
 int kd_linear(const LinearArgs* a, int shape, void* stream) {
   return shape < 0 ? linear_cuda(*a, stream) : linear_cuda_with(*a, shape, stream);
+}
+// This shape with the three choices of LinearStart as bits.
+int kd_linear_start(const LinearArgs* a, int shape, int start, void* stream) {
+  return linear_cuda_with(*a, shape, {(start & 1) != 0, (start & 2) != 0, (start & 4) != 0}, stream);
 }
 // The shape that linear_cuda takes, plus 256 if it reads weights early; -1 without a device.
 int kd_choice(const LinearArgs* a) {

@@ -8,6 +8,8 @@ import time
 import torch
 from linear_lib import DEVICE, Experts, Lib
 from steps import Steps
+from time_rank import table as table_of_rank
+from time_rank import time_rank
 from timing import copy_bandwidth, graph_time
 
 SHAPES = ((7168, 4096), (2048, 7168), (7168, 18432), (18432, 7168))  # K, N
@@ -62,7 +64,8 @@ def time_cell(lib: Lib, x: torch.Tensor, plain: list, packed: list, theirs: list
         cell["ours"] = graph_us([lambda a=a: lib.run(a) for a in args])
     cell["chosen"] = chosen.name
     for shape in shapes if rows in ROWS_OF_ALL else ():
-        if shape.num_rows == smallest and lib.serves(args[0], shape.index):
+        near = rows <= 2 * shape.num_rows and shape.num_rows <= 2 * smallest  # more rows, or tiles side by side
+        if near and lib.serves(args[0], shape.index):
             cell["shapes"][shape.name] = graph_us([lambda a=a, s=shape: lib.run(a, s.index) for a in args])
     return cell
 
@@ -130,6 +133,8 @@ def table(report: Steps) -> None:
             f"{name:>14} | {c['floor']:5.1f} | {c['matmul']:6.1f} {pack:6.1f} | {ours:6.1f} {c['chosen']}{early} | "
             f"{c['matmul'] / ours:.2f} {pack / ours:.2f} {ours / c['floor']:.2f}"
         )
+    cost = [c["ours"] / min(c["shapes"].values()) for c in report.record.get("times", {}).values() if c["shapes"]]
+    print("invariance cost, chosen / fastest shape:", ", ".join(f"{c:.2f}" for c in cost))
     by_shape: dict[tuple[int, str], list[str]] = {}
     for name, c in report.record.get("times", {}).items():
         for shape, us in c["shapes"].items():
@@ -159,3 +164,6 @@ def time_all(lib: Lib, report: Steps, limit_s: float) -> None:
         time_experts(lib, report, bandwidth, 7168, width, limit_s)
     report.save()
     table(report)
+    time_rank(lib, report, bandwidth, limit_s)
+    report.save()
+    table_of_rank(report)
