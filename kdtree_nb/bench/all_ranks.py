@@ -148,6 +148,7 @@ class _Bench:
         require(_same(repeated.result, step()), "k26_tp", "the logits of a captured and an eager step")
         work = step_work(rank_config(self.plan.config, self.ranks.num_ranks), step.num_rows, prefix_len, experts)
         place = self.place | {"rows": step.num_rows, "prefix_len": prefix_len, "distinct_experts": experts}
+        place["same_experts"] = True  # by all contenders
         params = place | self.lab.work(work.num_bytes, work.flops, DTYPE)
         contenders = {name: seconds_of(part.replay, self.device) for name, part in parts.items()}
         return self._slowest(compete("k26_tp", contenders, effort.num_rounds, params))

@@ -79,6 +79,11 @@ class Plan:
             )
 
     @property
+    def is_published(self) -> bool:
+        """Whether layers have the published dimensions."""
+        return self.config.model.hidden_size == read_config(Path(CONFIG)).model.hidden_size
+
+    @property
     def num_prefill_tokens(self) -> int:
         """Length of the text that is prefilled: what the longest prefix has room for."""
         return min(k26_prefill.PREFILL_TOKENS, max(self.prefix_lens))
@@ -105,11 +110,12 @@ def k26_groups(where: Lab, plan: Plan) -> dict[str, Group]:
     functions: dict[str, Callable[..., list[Measurement]]] = {
         "bandwidth": functools.partial(lab.bandwidth, where),
         "matmul": functools.partial(lab.matmul, where),
-        "end_to_end": functools.partial(end_to_end, where),
         "k26_prefill_product": bench.products,
         "k26_layer": bench.layer,
         "k26_step": bench.steps,
     }
+    if plan.is_published:
+        functions["end_to_end"] = functools.partial(end_to_end, where)
     if where.device.type == "cuda":
         functions["k26_kernels"] = bench.kernels
     return dict(functions)

@@ -8,9 +8,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from kdtree_nb.viz.theme import CYCLE, GREY, LINE_STYLES, MARKERS, RED, figure
+from kdtree_nb.viz.theme import CYCLE, GREY, MARKERS, RED, figure
 
 CHAIN, AUTO, AR = "chain", "auto", "AR"
+
+LEVELS = {CHAIN: 6.0, AUTO: 3.0, AR: 1.0}
+"""Length of a level's dashes. Where levels of several names coincide, each is seen in the gaps of the others."""
 
 ByBudget = Mapping[int | str, float]
 """A figure by budget; under "chain", "auto" and "AR" that of another way to decode, drawn as a level."""
@@ -34,8 +37,9 @@ def plot_by_budget(series: Mapping[str, ByBudget], y_label: str, mark_best: bool
             budgets, [values[b] for b in budgets], color=colour, marker=MARKERS[index % len(MARKERS)], markersize=4,
             label=name,
         )  # fmt: skip
-        for style, level in zip(LINE_STYLES[1:], (CHAIN, AUTO, AR), strict=False):
+        for level, dash in LEVELS.items():
             if level in values:
+                style = index * dash, (dash, dash * max(1, len(series) - 1))
                 ax.axhline(values[level], color=colour, linestyle=style, linewidth=1.2, label=f"{name}, {level}")
         if mark_best:
             best = best_budget(values)

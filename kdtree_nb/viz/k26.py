@@ -13,9 +13,9 @@ from kdtree_nb.hf.step_work import StepWork, expected_experts, rank_config, step
 from kdtree_nb.viz.records import Record, Result
 
 __all__ = [
-    "FOLDER", "Kernel", "Plan", "Projection", "StepWork", "config", "expected_experts", "gains_table", "kernels",
-    "kernels_table", "measured_steps", "plan", "projections", "RanksStep", "rank", "rank_memory", "ranks_steps",
-    "ranks_table", "recorded", "recorded_ranks", "step_work",
+    "config", "exchanges_table", "expected_experts", "FOLDER", "gains_table", "Kernel", "kernels", "kernels_table",
+    "measured_steps", "plan", "Plan", "Projection", "projections", "rank", "rank_memory", "ranks_steps",
+    "ranks_table", "RanksStep", "recorded", "recorded_ranks", "step_work", "StepWork",
 ]  # fmt: skip
 
 FOLDER = Path(__file__).resolve().parents[2] / "data" / "kimi-k2.6"
@@ -168,6 +168,23 @@ def ranks_table(whole: Record | None, one_rank: Record | None) -> str:
     for name in ("peak", "card"):
         held = whole.find(f"k26_tp_memory/{name}")
         lines += [f"memory of the fullest card, {name}: {max(held.samples) / 1e9:.1f} GB"] if held else []
+    return "\n".join(lines)
+
+
+def exchanges_table(record: Record) -> str:
+    """Steps of a record of several ranks, in milliseconds: whole, with nothing exchanged, and the exchanges alone; and
+    whether without exchange the rows were let choose experts of their own."""
+    lines = ["rows   prefix    step  without exchange  difference  exchanges alone  samples"]
+    pairs = record.pairs("k26_tp/step", "k26_tp/without exchange")
+    for step, silent in sorted(pairs, key=lambda pair: pair[0].params["rows"]):
+        rows, prefix_len, count = step.params["rows"], step.params["prefix_len"], len(step.samples)
+        alone = record.find("k26_tp/exchanges alone", rows=rows, prefix_len=prefix_len)
+        ms = [1e3 * r.median for r in (step, silent, alone)]
+        lines.append(
+            f"{rows:4d} {prefix_len:8,d} {ms[0]:7.2f} {ms[1]:17.2f} {ms[0] - ms[1]:+11.2f} {ms[2]:16.2f} {count:8d}"
+        )
+    if not all(step.params.get("same_experts") for step, _ in pairs):
+        lines.append("without exchange the rows took other experts, so that a difference is not the exchanges' alone")
     return "\n".join(lines)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,11 @@ from matplotlib.figure import Figure
 from kdtree_nb.native.devices import device_label
 from kdtree_nb.viz.records import Record
 from kdtree_nb.viz.theme import BLUE, GREY, ORANGE, figure
+
+NOTE_WIDTH, LABEL_WIDTH = 110, 24
+"""Characters of a line below the figure, and of one beside a bar."""
+
+_INDENT = " " * 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +56,7 @@ def plot_speedup(
             if None in pair:
                 continue
             bars.append(ratio_bar(pair[0].samples, pair[1].samples, f"{name}, recorded [{number}]"))
-            notes.append(f"[{number}] {record.label}\n      {record.command}")
+            notes.append(f"[{number}] {record.label}\n{record.command}")
     return _draw(bars, [f"now: {device_label(device)}", *dict.fromkeys(notes)], baseline)
 
 
@@ -65,16 +71,24 @@ def ratio_bar(slow: Sequence[float], fast: Sequence[float], label: str = "", liv
     return Bar(label, ratio, low, high, live)
 
 
+def _wrapped(note: str) -> str:
+    """A note with its lines cut at words to the figure's width; what goes on is indented like a command."""
+    lines = [textwrap.fill(line, NOTE_WIDTH, subsequent_indent=_INDENT) for line in note.split("\n")]
+    return "\n".join([lines[0], *(textwrap.indent(line, _INDENT) for line in lines[1:])])
+
+
 def _draw(bars: list[Bar], notes: list[str], baseline: str) -> Figure:
+    notes = [_wrapped(note) for note in notes]
+    labels = [textwrap.fill(bar.label, LABEL_WIDTH) for bar in bars]
     lines = sum(note.count("\n") + 1 for note in notes)
-    fig, ax = figure(height=0.75 + 0.42 * len(bars) + 0.16 * lines)
+    fig, ax = figure(height=0.75 + sum(max(0.42, 0.2 * (1 + label.count("\n"))) for label in labels) + 0.16 * lines)
     for row, bar in enumerate(bars):
         style = {"color": BLUE} if bar.live else {"color": "none", "edgecolor": ORANGE, "hatch": "////"}
         ax.barh(row, bar.ratio, height=0.62, **style)
         ax.errorbar(bar.ratio, row, xerr=[[bar.ratio - bar.low], [bar.high - bar.ratio]], color=GREY, capsize=3)
         ax.annotate(f"{bar.ratio:.2f}×", (bar.high, row), (6, 0), textcoords="offset points", va="center")
     ax.axvline(1.0, color=GREY, linestyle="--", linewidth=1)
-    ax.set_yticks(range(len(bars)), [bar.label for bar in bars])
+    ax.set_yticks(range(len(bars)), labels)
     ax.set(
         xlabel=f"times faster than {baseline} (longer is better)", xlim=(0, 1.18 * max(1.0, *(b.high for b in bars)))
     )

@@ -10,6 +10,7 @@ import torch
 from kdtree_nb import ops
 from kdtree_nb.bench import BenchmarkError, Effort, k26
 from kdtree_nb.bench.all_ranks import take_experts
+from kdtree_nb.bench.end_to_end import end_to_end
 from kdtree_nb.bench.k26_prefill import Prefill
 from kdtree_nb.bench.rank import LoneGroup, Rank, Step, bushy_tree, chain_of
 from kdtree_nb.hf.step_work import expected_experts, rank_config
@@ -113,8 +114,11 @@ def test_a_row_of_a_prefill_that_differs_is_counted(where, rank, monkeypatch):
     assert counted.params["changed_rows"] == counted.samples[0] > 4
 
 
-def test_tiny_and_nano_end_to_end(measured):
-    ar, trees = of(measured, "end_to_end/AR"), of(measured, "end_to_end/DDTree")
+def test_tiny_and_nano_end_to_end(device, measured):
+    assert not of(measured, "end_to_end/AR")  # beside the published dimensions only
+    assert "end_to_end" in k26.k26_groups(k26.Lab(device), k26.Plan.published(8, 1))
+    found = end_to_end(k26.k26_lab(device.type, EFFORT), dataclasses.replace(EFFORT, num_rounds=1))
+    ar, trees = of(found, "end_to_end/AR"), of(found, "end_to_end/DDTree")
     assert [m.params for m in ar] == [m.params for m in trees]
     assert [(m.params["model"], m.params["dtype"]) for m in ar] == [
         (name, dtype) for name in ("tiny", "nano-k2") for dtype in ("float32", "bfloat16")

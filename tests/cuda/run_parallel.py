@@ -26,7 +26,7 @@ from kdtree_nb.bench.k26_sizes import CONFIG, single_layer, small, with_layers
 from kdtree_nb.bench.random_weights import RandomSource
 from kdtree_nb.bench.rank import bushy_tree
 from kdtree_nb.bench.record import make_record, write_record
-from kdtree_nb.bench.runner import Measurement
+from kdtree_nb.bench.runner import Measurement, Sample, clock, compete
 from kdtree_nb.hf.config import HfConfig, read_config
 from kdtree_nb.model.build import build
 from kdtree_nb.model.ranks import ONE_RANK
@@ -120,24 +120,22 @@ def few_experts(config: HfConfig) -> HfConfig:
 # --- times -----------------------------------------------------------------------------------------------------------
 
 
-def clock(device: torch.device, launch: Callable[[], object], repeats: int = 1) -> list[float]:
-    """Seconds of one of `repeats` in `launch`, a sample a round; by events behind a run that hides the launch."""
-    samples = []
-    for _ in range(NUM_ROUNDS):
-        if device.type == "cpu":
-            start = time.perf_counter()
-            launch()
-            samples.append((time.perf_counter() - start) / repeats)
-            continue
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+def sample_of(device: torch.device, launch: Callable[[], object], repeats: int = 1) -> Sample:
+    """Samples seconds of one of `repeats` in `launch`; by events behind a run that hides the launch."""
+    if device.type == "cpu":
+        return lambda: clock(launch) / repeats
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def sample() -> float:
         torch.cuda.synchronize()
         launch()
         begin.record()
         launch()
         end.record()
         end.synchronize()
-        samples.append(begin.elapsed_time(end) * 1e-3 / repeats)
-    return samples
+        return begin.elapsed_time(end) * 1e-3 / repeats
+
+    return sample
 
 
 def captured(device: torch.device, function: Callable[[], object]) -> Callable[[], object]:
@@ -167,12 +165,14 @@ def steps(ranks, kind: str, config: HfConfig) -> list[Measurement]:
 
         params = {"tp": ranks.num_ranks, "layers": NUM_LAYERS, "hidden": config.model.hidden_size, "rows": num_rows,
                   "prefix_len": PREFIX_LEN, "weight_bytes": weight_bytes}  # fmt: skip
-        found.append(Measurement("parallel_step/captured", clock(device, captured(device, step)), params))
+        contenders = {"captured": sample_of(device, captured(device, step))}
+        found += compete("parallel_step", contenders, NUM_ROUNDS, params)
     return found
 
 
 def exchange(ranks, kind: str, dim: int) -> list[Measurement]:
-    """Seconds of one exchange of partial sums, by rows: gathered and added, in blocks of rows, and an all-reduce."""
+    """Seconds of one exchange of partial sums, by rows: gathered and added, in blocks of rows, and an all-reduce. All
+    are captured before any is timed, and then take turns: the links are as warm for each."""
     device, found = ranks.device, []
     backend = distributed.get_backend()
     for num_rows in (1, 2, 4, 8, 16, 32, 64, 128, 256):
@@ -186,10 +186,10 @@ def exchange(ranks, kind: str, dim: int) -> list[Measurement]:
             f"{backend} all_gather": lambda part=part: ranks.group.all_gather(part),
             f"{backend} all_reduce": lambda part=part: distributed.all_reduce(part),
         }
-        for name, function in contenders.items():
-            replay = captured(device, functools.partial(_repeat, function, REPEATS))
-            params = {"tp": ranks.num_ranks, "rows": num_rows, "message_bytes": part.numel() * 4}
-            found.append(Measurement(f"exchange/{name}", clock(device, replay, REPEATS), params))
+        replays = {name: captured(device, functools.partial(_repeat, f, REPEATS)) for name, f in contenders.items()}
+        samples = {name: sample_of(device, replay, REPEATS) for name, replay in replays.items()}
+        params = {"tp": ranks.num_ranks, "rows": num_rows, "message_bytes": part.numel() * 4}
+        found += compete("exchange", samples, NUM_ROUNDS, params)
     return found
 
 

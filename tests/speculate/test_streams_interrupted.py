@@ -22,7 +22,8 @@ def press_ctrl_c():
 
 
 class Interrupt:
-    """Calls `action` at the `count`-th line that is run in the folder of the engine, as a signal handler may.
+    """Calls `action` at the `count`-th line that is run in the folder of the engine, as a signal handler may. From then
+    on nothing is traced: what is left of the run takes its usual time.
 
     action: by default raises KeyboardInterrupt, as Ctrl-C does
     """
@@ -46,6 +47,7 @@ class Interrupt:
             self.left -= 1
             if self.left == 0:
                 self.where = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
+                sys.settrace(self.before)
                 self.action()
         return self._line
 

@@ -45,3 +45,10 @@ def test_coverage_shows_the_mean_the_range_and_chance():
     assert every.get_ydata()[0] == 8
     (band,) = fig.axes[0].collections
     assert {tuple(point) for point in band.get_paths()[0].vertices} >= {(1, 2.0), (5, 4.0), (5, 6.0)}
+
+
+def test_levels_of_two_names_that_coincide_are_both_seen():
+    """One's dashes lie in the gaps of the other's."""
+    ax = viz.plot_by_budget({"a": {8: 2.0, "chain": 1.0}, "b": {8: 3.0, "chain": 1.0}}, "y").axes[0]
+    (first, dashes), (second, others) = (x._unscaled_dash_pattern for x in ax.lines if "chain" in x.get_label())
+    assert tuple(dashes) == tuple(others) and dashes[0] == dashes[1] == second - first

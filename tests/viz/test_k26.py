@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -134,3 +135,23 @@ def test_what_was_tried_is_shown_from_the_records_that_there_are(tmp_path):
     assert products.startswith("2 products") and products.split()[-4:] == ["8", "60", "20", "3.00"]
     assert len(viz.k26.gains_table(one_rank, None).splitlines()) == 3
     assert "no record" in viz.k26.gains_table(None, None)
+
+
+def test_exchanges_of_several_ranks():
+    """The line about experts stands below a record that lets rows without exchange choose for themselves."""
+
+    def record(**params):
+        results = []
+        for rows, seconds in ((8, (3e-3, 2e-3, 1.5e-3)), (1, (2e-3, 1.5e-3, 4e-4))):
+            place = {"tp": 2, "layers": 6, "rows": rows, "prefix_len": 1024, **params}
+            names = ("step", "without exchange", "exchanges alone")
+            results += [viz.Result(f"k26_tp/{n}", "s", (s,) * 3, place) for n, s in zip(names, seconds, strict=True)]
+        return viz.Record("2 x H200", "2026-12-01", "abc", {"torch": "2"}, "bench", tuple(results), Path("x.json"))
+
+    lines = viz.k26.exchanges_table(record(same_experts=True)).splitlines()
+    assert [line.split() for line in lines[1:]] == [
+        ["1", "1,024", "2.00", "1.50", "+0.50", "0.40", "3"],
+        ["8", "1,024", "3.00", "2.00", "+1.00", "1.50", "3"],
+    ]
+    told = viz.k26.exchanges_table(record()).splitlines()
+    assert told[:-1] == lines and "the rows took other experts" in told[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,19 @@ def test_every_contender_has_a_bar():
 def test_a_baseline_and_a_contender_are_needed(live):
     with pytest.raises(ValueError, match="expected samples of 'numpy' and of a contender"):
         viz.plot_speedup(live, baseline="numpy")
+
+
+def test_long_labels_and_commands_are_cut_at_words():
+    """Nothing leaves the figure, and no word is lost."""
+    command = "kdtree-nb evaluate " + " ".join(f"--option-{i} {i}" for i in range(40))
+    kept = record("H200", numpy=[9.0], **{"a contender whose name is long": [3.0]})
+    kept = dataclasses.replace(kept, command=command)
+    live = {"numpy": [4.0], "a contender whose name is long": [2.0]}
+    fig = viz.plot_speedup(live, baseline="numpy", records=[kept], group="step")
+    assert notes(fig).split()[-82:] == command.split()
+    ticks = [tick.get_text() for tick in fig.axes[0].get_yticklabels()]
+    assert ticks[1].split() == "a contender whose name is long, recorded [1]".split() and "\n" in ticks[1]
+    fig.draw_without_rendering()
+    for text in (fig._supxlabel, *fig.axes[0].get_yticklabels()):
+        box = text.get_window_extent()
+        assert 0 <= box.x0 and box.x1 <= fig.bbox.width
