@@ -73,13 +73,14 @@ def of_rank(found: dict[str, Any]) -> list[Measurement]:
 
 
 def of_experts(found: dict[str, Any]) -> list[Measurement]:
-    """Layers of routed experts, without the shared one."""
+    """Layers of routed experts, without the shared one; shares: a rank's part, whose sums are left to be added."""
     results = []
-    for name, cell in found.get("experts", {}).items():
+    shares = [("int4_expert_shares", *item) for item in found.get("expert_shares", {}).items()]
+    for group, name, cell in [*(("int4_experts", *item) for item in found.get("experts", {}).items()), *shares]:
         dim, width, rows = map(int, name.split())
         params = {"dim": dim, "width": width, "experts": EXPERTS, "top_k": TOP_K, "rows": rows, "dtype": "bfloat16"}
         params |= {"distinct_experts": cell["active"], "bytes": int(cell["bytes"]), "floor_s": cell["floor"] * 1e-6}
-        results.append(Measurement("int4_experts/native", [cell["ours"] * 1e-6], params))
+        results.append(Measurement(f"{group}/native", [cell["ours"] * 1e-6], params))
     return results
 
 

@@ -87,29 +87,34 @@ def time_linear(lib: Lib, report: Steps, bandwidth: float, limit_s: float) -> No
         report.save()
 
 
-def expert_calls(lib: Lib, layer: Experts, dim: int, rows: int, count: int) -> tuple[list, float]:
+def expert_calls(lib: Lib, layer: Experts, dim: int, rows: int, count: int, whole: int) -> tuple[list, float]:
     """Arguments of `count` calls with their own rows and experts, and the mean number of distinct experts."""
     calls, active = [], 0
     for _ in range(count):
         x, weight = torch.randn(rows, dim, device=DEVICE).bfloat16(), torch.rand(rows, TOP_K, device=DEVICE)
         ids = torch.rand(rows, EXPERTS, device=DEVICE).topk(TOP_K).indices.sort().values.int().contiguous()
-        calls.append(lib.moe_args(x, layer, ids, weight, torch.empty_like(x), x))
+        if whole:
+            args = lib.moe_args(x, layer, ids, weight, torch.empty_like(x, dtype=torch.float32))
+            args.whole_width, args.first_segment, args.num_segments = whole, 0, 1
+        else:
+            args = lib.moe_args(x, layer, ids, weight, torch.empty_like(x), x)
+        calls.append(args)
         active += len(ids.unique())
     return calls, active / count
 
 
-def time_experts(lib: Lib, report: Steps, bandwidth: float, dim: int, width: int, limit_s: float) -> None:
-    """Routed experts of Kimi K2 dimensions, without the shared one; width: of an expert, or of a rank's part of it."""
+def time_experts(lib: Lib, report: Steps, bandwidth: float, dim: int, width: int, whole: int, limit_s: float) -> None:
+    """Routed experts of Kimi K2 dimensions, without the shared one. whole: width is a rank's part, a segment, of it."""
     up, down = random_packed(EXPERTS, 2 * width // 64, dim // 32), random_packed(EXPERTS, dim // 64, width // 32)
     layer = Experts(up, down, None, None, width, 0)
-    cells = report.record.setdefault("experts", {})
+    cells = report.record.setdefault("expert_shares" if whole else "experts", {})
     for rows in (1, 4, 8, 16, 32, 64):
         if time.time() - report.start > limit_s:
             report.say(f"out of time before the experts, width {width}, {rows} rows")
             return
-        if not report.begin(f"times of experts, width {width}, {rows} rows"):
+        if not report.begin(f"times of experts, width {width} of {whole or width}, {rows} rows"):
             continue
-        calls, active = expert_calls(lib, layer, dim, rows, 4 if rows > 1 else 8)
+        calls, active = expert_calls(lib, layer, dim, rows, 4 if rows > 1 else 8, whole)
         num_bytes = active * 3 * dim * width * BYTES_PER_WEIGHT
         cell = {"active": active, "bytes": num_bytes, "floor": num_bytes / bandwidth * 1e6, "up": {}, "down": {}}
         cell["ours"] = graph_us([lambda a=a: lib.moe(a) for a in calls], 8)
@@ -143,7 +148,8 @@ def table(report: Steps) -> None:
     for (rows, shape), cells in by_shape.items():
         print(f"{rows:4} {shape:>18}", *cells)
     print("experts: D I rows | distinct, MB, floor | ours, floor / ours | us by shape of up, of down")
-    for name, c in report.record.get("experts", {}).items():
+    shares = {f"share {name}": c for name, c in report.record.get("expert_shares", {}).items()}
+    for name, c in (report.record.get("experts", {}) | shares).items():
         shapes = "; ".join(", ".join(f"{s} {us:.0f}" for s, us in c[kind].items()) for kind in ("up", "down"))
         print(f"{name:>14} | {c['active']:.0f} {c['bytes'] / 1e6:.0f} {c['floor']:.0f} | {c['ours']:.1f} "
               f"{c['floor'] / c['ours']:.2f} | {shapes}")  # fmt: skip
@@ -160,8 +166,8 @@ def time_all(lib: Lib, report: Steps, limit_s: float) -> None:
     report.say(f"copy bandwidth {bandwidth / 1e12:.2f} TB/s")
     time_linear(lib, report, bandwidth, limit_s)
     report.say("linear timed")
-    for width in (2048, 256):
-        time_experts(lib, report, bandwidth, 7168, width, limit_s)
+    for width, whole in ((2048, 0), (256, 2048), (256, 0)):
+        time_experts(lib, report, bandwidth, 7168, width, whole, limit_s)
     report.save()
     table(report)
     time_rank(lib, report, bandwidth, limit_s)
