@@ -278,6 +278,22 @@ struct LatentAppendArgs {
   bool weights_settled;      // see LinearArgs; of both norms
 };
 
+// Queries as attention takes them, in one launch: q_latent[t, h] = W[h] q_nope[t, h] and q_rope turned. The bits are those of
+// linear and rope. CUDA: a position outside the table gives a q_rope of NaN.
+struct AbsorbQueryArgs {
+  const void* q;             // Float [T, H*(K+R)], row stride q_stride: q_nope [H, K], then q_rope [H, R]
+  const void* packed;        // Float, packed [H, C, K], see PackLinearArgs
+  const float* cos_sin;      // f32 [num_positions, R]: R/2 cosines, then R/2 sines, by absolute position
+  const int32_t* position;   // [T]
+  void* q_latent;            // Float [T, H, C]
+  void* q_rope;              // Float [T, H, R]
+  int64_t num_rows, num_heads, latent_dim, nope_dim, rope_dim, num_positions, q_stride;   // T H C K R
+  Dtype dtype;
+  int32_t num_threads;
+  const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device rows are in use
+  bool weights_settled;      // see LinearArgs
+};
+
 // After acceptance: slot prefix_len + 1 + j of every layer receives slot prefix_len + accepted_path[j]. In place; safe in
 // ascending j because a node's index is never smaller than its depth.
 struct CacheCompactArgs {
@@ -462,6 +478,7 @@ int moe_route_cpu(const MoeRouteArgs&);
 int moe_experts_cpu(const MoeExpertsArgs&);
 int cache_append_cpu(const CacheAppendArgs&);
 int latent_append_cpu(const LatentAppendArgs&);
+int absorb_query_cpu(const AbsorbQueryArgs&);
 int cache_compact_cpu(const CacheCompactArgs&);
 int verify_attn_cpu(const VerifyAttnArgs&);
 int context_append_cpu(const ContextAppendArgs&);
@@ -490,6 +507,7 @@ int moe_route_cuda(const MoeRouteArgs&, void* stream);
 int moe_experts_cuda(const MoeExpertsArgs&, void* stream);
 int cache_append_cuda(const CacheAppendArgs&, void* stream);
 int latent_append_cuda(const LatentAppendArgs&, void* stream);
+int absorb_query_cuda(const AbsorbQueryArgs&, void* stream);
 int cache_compact_cuda(const CacheCompactArgs&, void* stream);
 int verify_attn_cuda(const VerifyAttnArgs&, void* stream);
 int context_append_cuda(const ContextAppendArgs&, void* stream);

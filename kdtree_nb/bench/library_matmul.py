@@ -85,12 +85,15 @@ class _Attention:
 
     def __call__(self, x: Tensor, rows: ops.Rows, cache: LatentCache, mask: Tensor) -> Tensor:
         a = self.ours
-        q = q_kv = functional.linear(ops.rms_norm(x, a.norm, a.eps, settled=a.settled), self.q_kv_a)
+        q_kv = functional.linear(ops.rms_norm(x, a.norm, a.eps, settled=a.settled), self.q_kv_a)
         layer, norms = cache.layers[a.layer], (a.q_norm, a.kv_norm, a.cos_sin)
-        q_a = ops.latent_append(layer, a.latent_columns(q_kv), *norms, rows, a.latent_eps, a.settled)
+        q, joint = a.split(q_kv)
+        q_a = ops.latent_append(layer, joint, *norms, rows, a.latent_eps, a.settled)
         if self.q_b is not None:
             q = functional.linear(q_a, self.q_b)
-        q_nope, q_rope = a.split_heads(q)
+        H = a.num_heads
+        widths = H * a.nope_dim, H * a.rope_dim
+        q_nope, q_rope = (part.unflatten(1, (H, -1)) for part in q.split_with_sizes(widths, 1))
         q = torch.cat([_per_head(q_nope, self.w_kc), ops.rope(q_rope, a.cos_sin, rows.position)], -1)
         attended = masked_attention(q, layer[0, : mask.shape[1]], mask, a.latent_dim, a.scale)
         value = _per_head(attended, self.w_vc).reshape(-1, a.value_dim)

@@ -55,28 +55,22 @@ class Attention:
     ) -> torch.Tensor:
         """x [T, D] -> [T, D]. Each row sees its stream's prefix, its ancestors and itself, so it is cached first."""
         used, layer = rows.num_rows, cache.layers[self.layer]
-        q = q_kv = ops.linear(ops.rms_norm(x, self.norm, self.eps, used, self.settled), self.q_kv_a, num_rows=used)
+        q_kv = ops.linear(ops.rms_norm(x, self.norm, self.eps, used, self.settled), self.q_kv_a, num_rows=used)
+        q, joint = self.split(q_kv)
         norms = self.q_norm, self.kv_norm, self.cos_sin
-        q_a = ops.latent_append(layer, self.latent_columns(q_kv), *norms, rows, self.latent_eps, self.settled)
+        q_a = ops.latent_append(layer, joint, *norms, rows, self.latent_eps, self.settled)
         if self.q_b is not None:
             q = ops.linear(q_a, self.q_b, num_rows=used)
-        q_nope, q_rope = self.split_heads(q)
-        q_latent = ops.linear_heads(q_nope, self.w_kc, used)
-        q_rope = ops.rope(q_rope, self.cos_sin, rows.position, used)
+        q_latent, q_rope = ops.absorb_query(q, self.w_kc, self.cos_sin, rows.position, used)
         attended = ops.verify_attn(q_latent, q_rope, layer, rows, tree, prefix_len, self.scale)
         value = ops.linear_heads(attended, self.w_vc, used)
         return self.ranks.linear(value.view(-1, self.value_dim), self.o_proj, self.whole_value_dim, x, used)
 
-    def latent_columns(self, q_kv: torch.Tensor) -> torch.Tensor:
-        """Of the joint rows what is normed or cached: all, [T, Q+C+R], or behind queries [T, C+R]."""
-        if self.q_b is not None:
-            return q_kv
+    def split(self, q_kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views of the joint rows: queries [T, H*(nope+R)] or their latents [T, Q], and what is normed or cached, the
+        columns behind the queries, [T, C+R], or all, [T, Q+C+R]."""
         T, width = q_kv.shape
-        return q_kv.as_strided((T, self.latent_dim + self.rope_dim), (width, 1), self.q_dim)
-
-    def split_heads(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of the queries [T, H*(nope+R)]: q_nope [T, H, nope], q_rope [T, H, R]."""
-        T, width = q.shape[0], q.stride(0)
-        H, nope, R = self.num_heads, self.nope_dim, self.rope_dim
-        rope_at = q.storage_offset() + H * nope
-        return q.as_strided((T, H, nope), (width, nope, 1)), q.as_strided((T, H, R), (width, R, 1), rope_at)
+        q = q_kv.as_strided((T, self.q_dim), (width, 1))
+        if self.q_b is not None:
+            return q, q_kv
+        return q, q_kv.as_strided((T, self.latent_dim + self.rope_dim), (width, 1), self.q_dim)

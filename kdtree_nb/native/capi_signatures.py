@@ -39,6 +39,8 @@ TEXT = {
     "latent_append": "q_kv[T Q+C+R] q_norm[Q] kv_norm[C] cos_sin[A R] position[T] stream[T] slot[T] cache![S P C+R] -> "
     "q[T Q] ; num_rows=T query_dim=Q latent_dim=C rope_dim=R num_positions=A num_streams=S num_slots=P "
     "q_kv_stride=Q+C+R",
+    "absorb_query": "q[T H*K+H*R] packed{H C K} cos_sin[A R] position[T] -> q_latent[T H C] q_rope[T H R] ; num_rows=T "
+    "num_heads=H latent_dim=C nope_dim=K rope_dim=R num_positions=A q_stride=H*K+H*R",
     "cache_compact": "cache![Y S P W] prefix_len[S] accepted_path[S L] num_accepted[S] -> ; num_layers=Y "
     "num_streams=S num_slots=P width=W max_depth=L",
     "verify_attn": "q_latent[T H C] q_rope[T H R] cache[S P C+R] stream[T] node[T] parent[S N] depth[S N] "

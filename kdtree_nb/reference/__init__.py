@@ -4,6 +4,7 @@ Arrays are float64 unless told otherwise. Functions have the names of the native
 that round take `rounding`: `exact` (default) or `round_bf16`.
 """
 
+from kdtree_nb.reference.absorb_query import absorb_query
 from kdtree_nb.reference.add_partials import add_partials
 from kdtree_nb.reference.argmax import argmax
 from kdtree_nb.reference.block_attn import block_attn, block_sees, context_append
@@ -47,6 +48,7 @@ __all__ = [
     "Streams",
     "Tree",
     "Weights",
+    "absorb_query",
     "add_partials",
     "all_prefixes",
     "argmax",

@@ -19,6 +19,7 @@
   X(moe_experts, MoeExpertsArgs) \
   X(cache_append, CacheAppendArgs) \
   X(latent_append, LatentAppendArgs) \
+  X(absorb_query, AbsorbQueryArgs) \
   X(cache_compact, CacheCompactArgs) \
   X(verify_attn, VerifyAttnArgs) \
   X(context_append, ContextAppendArgs) \

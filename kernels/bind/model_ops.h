@@ -307,6 +307,36 @@ Tensor latent_append(const Tensor& cache, const Tensor& q_kv, const OptionalTens
 }
 
 template <class Device>
+std::tuple<Tensor, Tensor> absorb_query(const Tensor& q, const Tensor& packed, int64_t num_heads, int64_t latent_dim,
+                                        const Tensor& cos_sin, const Tensor& position, const OptionalTensor& rows_used,
+                                        bool settled) {
+  const char* op = "absorb_query";
+  const Device call(op, "q", q);
+  const Dtype dtype = float_type(op, "q", q);
+  const auto type = q.scalar_type();
+  call.expect_rows("q", q, 2, "[T, H*(K+R)]");
+  expect_range(op, "num_heads", num_heads, 1, kMaxSize);
+  expect_range(op, "latent_dim", latent_dim, 0, kMaxSize);
+  call.expect("cos_sin", cos_sin, at::kFloat, {-1, -1}, "[positions, R]");
+  const int64_t num_rows = q.size(0), rope_dim = cos_sin.size(1), num_positions = cos_sin.size(0);
+  KDTREE_CHECK(rope_dim % 2 == 0, op, ": cos_sin: expected an even last dimension R, got ", rope_dim);
+  KDTREE_CHECK(q.size(1) % num_heads == 0 && q.size(1) / num_heads >= rope_dim, op, ": q: expected ", num_heads,
+               " heads of K+R = K+", rope_dim, " columns, got ", q.size(1), " columns");
+  const int64_t nope_dim = q.size(1) / num_heads - rope_dim;
+  call.expect_packed("packed", packed, type, num_heads, latent_dim, nope_dim, "[H, ceil(C/16), K, 16]");
+  call.expect("position", position, at::kInt, {num_rows}, "[T]");
+  Tensor q_latent = call.empty({num_rows, num_heads, latent_dim}, type);
+  Tensor q_rope = call.empty({num_rows, num_heads, rope_dim}, type);
+  const int status = call.run(AbsorbQueryArgs{
+      q.const_data_ptr(), packed.const_data_ptr(), cos_sin.const_data_ptr<float>(), position.const_data_ptr<int32_t>(),
+      q_latent.mutable_data_ptr(), q_rope.mutable_data_ptr(), num_rows, num_heads, latent_dim, nope_dim, rope_dim,
+      num_positions, q.stride(0), dtype, call.num_threads(), call.rows_in_use(rows_used), settled});
+  if (call.refused(status, kOutOfRange)) expect_values<int32_t>(op, "position", position, 0, num_positions - 1);
+  call.check(status);
+  return {q_latent, q_rope};
+}
+
+template <class Device>
 void cache_compact(const Tensor& cache, const Tensor& prefix_len, const Tensor& accepted_path,
                    const Tensor& num_accepted) {
   const char* op = "cache_compact";

@@ -33,6 +33,7 @@ void add_bindings(torch::Library& m) {
   m.impl("moe_experts", &moe_experts<Device>);
   m.impl("cache_append", &cache_append<Device>);
   m.impl("latent_append", &latent_append<Device>);
+  m.impl("absorb_query", &absorb_query<Device>);
   m.impl("cache_compact", &cache_compact<Device>);
   m.impl("verify_attn", &verify_attn<Device>);
   m.impl("context_append", &context_append<Device>);

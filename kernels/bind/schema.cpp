@@ -33,6 +33,8 @@ KDTREE_LIBRARY(KDTREE_NS, m) {
         "Tensor? num_rows=None) -> ()");
   m.def("latent_append(Tensor(a!) cache, Tensor q_kv, Tensor? q_norm, Tensor kv_norm, Tensor cos_sin, Tensor position, "
         "Tensor stream, Tensor slot, float eps, Tensor? num_rows=None, bool settled=False) -> Tensor");
+  m.def("absorb_query(Tensor q, Tensor packed, int num_heads, int latent_dim, Tensor cos_sin, Tensor position, "
+        "Tensor? num_rows=None, bool settled=False) -> (Tensor q_latent, Tensor q_rope)");
   m.def("cache_compact(Tensor(a!) cache, Tensor prefix_len, Tensor accepted_path, Tensor num_accepted) -> ()");
   m.def("verify_attn(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor stream, Tensor node, Tensor parent, "
         "Tensor depth, Tensor prefix_len, float scale, Tensor? num_rows=None) -> Tensor");

@@ -139,6 +139,7 @@ typedef KDTREE_STRUCT(MoeRouteArgs) kdtree_moe_route_args;
 typedef KDTREE_STRUCT(MoeExpertsArgs) kdtree_moe_experts_args;
 typedef KDTREE_STRUCT(CacheAppendArgs) kdtree_cache_append_args;
 typedef KDTREE_STRUCT(LatentAppendArgs) kdtree_latent_append_args;
+typedef KDTREE_STRUCT(AbsorbQueryArgs) kdtree_absorb_query_args;
 typedef KDTREE_STRUCT(CacheCompactArgs) kdtree_cache_compact_args;
 typedef KDTREE_STRUCT(VerifyAttnArgs) kdtree_verify_attn_args;
 typedef KDTREE_STRUCT(ContextAppendArgs) kdtree_context_append_args;
@@ -167,6 +168,7 @@ KDTREE_API kdtree_status kdtree_moe_route(const kdtree_moe_route_args* args, con
 KDTREE_API kdtree_status kdtree_moe_experts(const kdtree_moe_experts_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_cache_append(const kdtree_cache_append_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_latent_append(const kdtree_latent_append_args* args, const kdtree_device* device);
+KDTREE_API kdtree_status kdtree_absorb_query(const kdtree_absorb_query_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_cache_compact(const kdtree_cache_compact_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_verify_attn(const kdtree_verify_attn_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_context_append(const kdtree_context_append_args* args, const kdtree_device* device);

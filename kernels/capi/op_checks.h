@@ -238,6 +238,28 @@ inline void explain(const LatentAppendArgs& a, Checks& c) {
   c.values("slot", a.slot, a.num_rows, 0, a.num_slots - 1);
 }
 
+inline void check(const AbsorbQueryArgs& a, Checks& c) {
+  c.dtype("dtype", a.dtype);
+  c.sizes({{"num_rows", a.num_rows}, {"num_heads", a.num_heads}, {"latent_dim", a.latent_dim}, {"nope_dim", a.nope_dim},
+           {"rope_dim", a.rope_dim}, {"num_positions", a.num_positions}});
+  c.expect(a.rope_dim % 2 == 0, "rope_dim: expected an even number, got an odd one");
+  if (c.status() == KDTREE_OK) c.range("q_stride", a.q_stride, 0, kMaxSize);
+  const int64_t head = c.status() == KDTREE_OK ? a.nope_dim + a.rope_dim : 0;
+  c.floats("q", a.q, a.dtype, {a.num_rows, a.num_heads, head}, "[T, H*(K+R)]");
+  if (c.status() == KDTREE_OK) c.stride("q_stride", a.q_stride, a.num_rows, a.num_heads * head);
+  c.packed("packed", a.packed, a.dtype, a.num_heads, a.latent_dim, a.nope_dim);
+  c.array("cos_sin", a.cos_sin, {a.num_positions, a.rope_dim}, "[num_positions, R]");
+  c.array("position", a.position, {a.num_rows}, "[T]");
+  c.floats("q_latent", a.q_latent, a.dtype, {a.num_rows, a.num_heads, a.latent_dim}, "[T, H, C]");
+  c.floats("q_rope", a.q_rope, a.dtype, {a.num_rows, a.num_heads, a.rope_dim}, "[T, H, R]");
+  c.num_threads(a.num_threads);
+  c.num_rows_device(a.num_rows_device);
+}
+
+inline void explain(const AbsorbQueryArgs& a, Checks& c) {
+  c.values("position", a.position, a.num_rows, 0, a.num_positions - 1);
+}
+
 inline void check(const CacheCompactArgs& a, Checks& c) {
   c.dtype("dtype", a.dtype);
   c.sizes({{"num_layers", a.num_layers}, {"num_streams", a.num_streams}, {"num_slots", a.num_slots},

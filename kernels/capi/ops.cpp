@@ -135,8 +135,8 @@ const char* kdtree_status_string(kdtree_status status) {
 // Every operation once: X(op), or W(op) for one that works in memory of the caller's.
 #define KDTREE_ALL(X, W)                                                                               \
   X(embed) X(rms_norm) X(pack_linear) X(dequantize_int4) X(pack_int4) X(linear) X(rope) X(swiglu) X(residual_add) X(add_partials) X(argmax)    \
-  X(sample) X(sample_among) X(moe_route) W(moe_experts) X(cache_append) X(latent_append) X(cache_compact)     \
-  W(verify_attn) X(context_append) X(block_attn) W(draft_topk)                                         \
+  X(sample) X(sample_among) X(moe_route) W(moe_experts) X(cache_append) X(latent_append) X(absorb_query)            \
+  X(cache_compact) W(verify_attn) X(context_append) X(block_attn) W(draft_topk)                                         \
   X(draft_topk_merge)                                                                                  \
   X(tree_build) X(tree_rows) X(tree_accept) X(step_commit)
 

@@ -122,6 +122,11 @@ class Cases:
                 "cos_sin": table, "position": self.integers(0, 100, 7), "eps": 1e-6,
                 **{name: self.cache_append()[name] for name in ("cache", "stream", "slot")}}  # fmt: skip
 
+    def absorb_query(self):
+        table, self.w_kc = reference.rope_table(100, ROPE, 10000.0).astype(np.float32), self.floats(HEADS, 35, 24)
+        return {"q": self.floats(7, HEADS * (24 + ROPE)), "packed": self.packed(self.w_kc), "cos_sin": table,
+                "position": self.integers(0, 100, 7), "num_heads": HEADS, "latent_dim": 35, "nope_dim": 24}  # fmt: skip
+
     def cache_compact(self):
         path = np.sort(np.argsort(self.rng.random((BATCH, BUDGET)), axis=1)[:, :DEPTH] + 1, axis=1).astype(np.int32)
         return {"cache": self.floats(2, BATCH, CACHE_SLOTS, 24), "prefix_len": self.integers(0, 40, BATCH),

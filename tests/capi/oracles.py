@@ -110,6 +110,11 @@ def latent_append(a, cases):
 
 
 @oracle
+def absorb_query(a, cases):
+    return reference.absorb_query(wide(a.q), wide(cases.w_kc), wide(a.cos_sin), a.position, cases.rounding)
+
+
+@oracle
 def cache_compact(a, cases):
     cache = wide(a.cache)
     reference.cache_compact(cache, a.prefix_len, a.accepted_path, a.num_accepted)

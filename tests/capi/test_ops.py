@@ -79,6 +79,9 @@ TORCH = {
     "latent_append": lambda t: native.latent_append(
         *flat(t, "cache", "q_kv", "q_norm", "kv_norm", "cos_sin", "position", "stream", "slot", "eps")
     ),
+    "absorb_query": lambda t: native.absorb_query(
+        *flat(t, "q", "packed", "num_heads", "latent_dim", "cos_sin", "position")
+    ),
     "cache_compact": lambda t: native.cache_compact(*flat(t, "cache", "prefix_len", "accepted_path", "num_accepted")),
     "context_append": lambda t: native.context_append(
         t["keys"], t["values"], t["kv"].flatten(1), *flat(t, "key_norm", "eps", "cos_sin", "stream", "position")

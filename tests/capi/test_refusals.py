@@ -24,6 +24,7 @@ BAD_VALUES = {
     "latent_append": ({"position": np.full(7, -2, np.int32)}, "position: expected 0 to 99, got -2 at index 0"),
     "context_append": ({"position": np.full(7, 90, np.int32)}, "position: expected -1 to 89, got 90 at index 0"),
     "block_attn": ({"prefix_len": np.array([0, 86, 0], np.int32)}, "prefix_len: expected 0 to 85, got 86 at index 1"),
+    "absorb_query": ({"position": np.full(7, 100, np.int32)}, "position: expected 0 to 99, got 100 at index 0"),
     "cache_compact": ({"num_accepted": np.array([6, 0, 0], np.int32)}, "num_accepted: expected 0 to 5, got 6"),
     "tree_build": ({"budget": np.array([1, 34, 0], np.int32)}, "budget: expected 0 to 33, got 34 at index 1"),
     "tree_rows": ({"prefix_len": np.array([1, -5, 0], np.int32)}, "prefix_len: expected 0 to .*, got -5 at index 1"),
@@ -130,7 +131,7 @@ def test_null_pointers_are_errors(op, library):
     args = known.struct()
     for field in known.numbers:
         if field not in ("dtype", "out_dtype", "scoring", "scale", "weights_settled", "int4", *OF_A_SHARE):
-            setattr(args, field, 6 if field == "q_kv_stride" else 2)  # of rows of 2 + 2 + 2
+            setattr(args, field, {"q_kv_stride": 2 + 2 + 2, "q_stride": 2 * (2 + 2)}.get(field, 2))
     wanted = []
     memory = np.zeros(1 << 16)
     while True:

@@ -165,6 +165,20 @@ def whole_chunks(t: int) -> dict[str, Any]:
     return {**latent_append(t), **arrays, **sizes, "weights_settled": True}
 
 
+def absorb_query(t: int) -> dict[str, Any]:
+    """Of few rows: one launch."""
+    return {"q": real(3, 2 * (40 + 6), dtype=t), "packed": real(*packed_shape(2, 20, 40), dtype=t),
+            "cos_sin": real(9, 6, dtype=F32), "position": np.array([0, 8, 4], INT), "q_latent": out(3, 2, 20, dtype=t),
+            "q_rope": out(3, 2, 6, dtype=t), "num_rows": 3, "num_heads": 2, "latent_dim": 20, "nope_dim": 40,
+            "rope_dim": 6, "num_positions": 9, "q_stride": 92, "num_rows_device": count(3)}  # fmt: skip
+
+
+def aligned_query(t: int) -> dict[str, Any]:
+    """Rows in whole chunks of 16 bytes, as shapes without stages want them."""
+    arrays = {"q": real(3, 96, dtype=t), "cos_sin": real(9, 8, dtype=F32), "q_rope": out(3, 2, 8, dtype=t)}
+    return {**absorb_query(t), **arrays, "rope_dim": 8, "q_stride": 96, "weights_settled": True}
+
+
 def cache_compact(t: int) -> dict[str, Any]:
     return {"cache": real(2, 2, 12, 9, dtype=t), "prefix_len": np.array([4, 2], INT),
             "accepted_path": np.array([[2, 5, 6], [1, -1, -1]], INT), "num_accepted": np.array([3, 1], INT),
@@ -311,6 +325,8 @@ CASES: dict[str, Forms] = {
     "pack_linear": of_dtypes("pack_linear", pack_linear),
     "dequantize_int4": of_dtypes("dequantize_int4", dequantize_int4),
     **{f.__name__: of_dtypes(f.__name__, f) for f in (cache_append, cache_compact, draft_topk)},
+    "absorb_query": of_dtypes("absorb_query", absorb_query),
+    "absorb_query:whole chunks": of_dtypes("absorb_query", aligned_query),
     "latent_append": of_dtypes("latent_append", latent_append),
     "latent_append:whole chunks": of_dtypes("latent_append", whole_chunks),
     **{f.__name__: of_one(f.__name__, f) for f in (argmax, sample, sample_among, draft_topk_merge)},

@@ -62,6 +62,13 @@ def test_nothing_is_written_outside_the_cache():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_position_outside_gives_a_query_of_nan(dtype):
+    packed = ops.pack_linear(torch.ones(2, 24, 16, dtype=dtype))
+    q_latent, q_rope = ops.absorb_query(torch.ones(4, 48, dtype=dtype), packed, torch.ones(9, 8), int32([0, 9, 8, -1]))
+    assert q_latent.eq(16).all() and good_rows(q_rope) == [True, False, True, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_position_outside_gives_a_key_of_nan_and_a_place_outside_nothing(dtype):
     cache, weight = torch.zeros(2, 5, 14, dtype=dtype), torch.ones(8, dtype=dtype)
     rows = ops.Rows(int32([0, 0, 1, 1, 2]), None, int32([8, 9, 3, 3, 3]), int32([4, 0, 5, -1, 0]), None)

@@ -42,6 +42,7 @@ TAKEN = {
     "moe_experts": "",
     "cache_append": "cache: 0:+ 1:+",
     "latent_append": "cache: 0:+ 1:+; cos_sin: 0:+-; eps: number; q_kv: expanded wider; settled: None",
+    "absorb_query": "cos_sin: 0:+-; latent_dim: number -1 +1; q: expanded wider; settled: None",
     "cache_compact": "accepted_path: 1:+-; cache: 0:+-0 2:+- 3:+-0 type",
     "verify_attn": "cache: 1:+-; scale: number",
     "context_append": "cos_sin: 0:+; eps: number",

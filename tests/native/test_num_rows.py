@@ -88,6 +88,11 @@ CALLS = {
         "rope", [i.normal(T, 3, 16), i.ids(9, T).int()], [i.normal(9, 16, dtype=torch.float32)],
         lambda rows, others: [rows[0], *others, rows[1]],
     ),
+    "absorb_query": lambda i: Call(
+        "absorb_query", [i.normal(T, 3 * (16 + 8)), i.ids(9, T).int()],
+        [ops.pack_linear(i.normal(3, 9, 16)).data, 3, 9, i.normal(9, 8, dtype=torch.float32)],
+        lambda rows, others: [rows[0], *others, rows[1]],
+    ),
     "swiglu": lambda i: Call("swiglu", [i.normal(T, 34)]),
     "residual_add": lambda i: Call("residual_add", [i.normal(T, 33), i.normal(T, 33)]),
     "argmax": lambda i: Call("argmax", [i.normal(T, 50, dtype=torch.float32)]),

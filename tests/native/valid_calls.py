@@ -164,6 +164,13 @@ def block_attn(i: Inputs) -> Arguments:
             "causal": True}  # fmt: skip
 
 
+def absorb_query(i: Inputs) -> Arguments:
+    """3 heads of 16 and 4 columns."""
+    packed = ops.pack_linear(i.floats(3, 9, 16)).data
+    return {"q": i.floats(T, 3 * (16 + 4)), "packed": packed, "num_heads": 3, "latent_dim": 9, "cos_sin": i.f32(9, 4),
+            "position": i.ids(9, T).int(), **used(), "settled": False}  # fmt: skip
+
+
 CALLS: dict[str, Callable[[Inputs], Arguments]] = {
     "embed": lambda i: {"weight": i.floats(11, D), "token": i.ids(11, T), **used()},
     "rms_norm": lambda i: {"x": i.floats(T, D), "weight": i.floats(D), "eps": 1e-6, **used(), "settled": False},
@@ -189,6 +196,7 @@ CALLS: dict[str, Callable[[Inputs], Arguments]] = {
     "cache_append": lambda i: {"cache": i.floats(S, 9, 6), "latent": i.floats(T, 4), "k_rope": i.floats(T, 2),
                                "stream": int32(0, 0, 1, 1, 1), "slot": int32(0, 8, 3, 4, 5), **used()},
     "latent_append": latent_append,
+    "absorb_query": absorb_query,
     "cache_compact": compacted,
     "verify_attn": verify_attn,
     "context_append": context_append,
@@ -208,7 +216,7 @@ CALLS: dict[str, Callable[[Inputs], Arguments]] = {
 
 PER_ROW = {
     "embed": ("token",), "rms_norm": ("x",), "linear": ("x", "residual"), "linear_heads": ("x",),
-    "rope": ("x", "position"), "latent_append": ("q_kv", "position"),
+    "rope": ("x", "position"), "latent_append": ("q_kv", "position"), "absorb_query": ("q", "position"),
     "swiglu": ("gate_up",), "residual_add": ("x", "y"), "add_partials": ("residual",),
     "argmax": ("logits",), "sample": ("logits", "stream", "position"),
     "sample_among": ("words", "largest", "stream", "position"), "moe_route": ("logits",),

@@ -4,6 +4,7 @@ from kdtree_nb.native.ops import model_fakes as _model_fakes  # noqa: F401  regi
 from kdtree_nb.native.ops.block_ops import block_attn, context_append
 from kdtree_nb.native.ops.int4_ops import INT4_UNIT, dequantize_int4, int4_linear, pack_int4, packed_int4_linear
 from kdtree_nb.native.ops.model_ops import (
+    absorb_query,
     argmax,
     cache_append,
     cache_compact,
@@ -40,6 +41,7 @@ __all__ = [
     "Segments",
     "StepRing",
     "StreamState",
+    "absorb_query",
     "add_partials",
     "argmax",
     "block_attn",

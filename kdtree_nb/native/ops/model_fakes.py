@@ -139,6 +139,15 @@ def latent_append_fake(
 
 
 @native.fake
+def absorb_query_fake(
+    q: Tensor, packed: Tensor, num_heads: int, latent_dim: int, cos_sin: Tensor, position: Tensor,
+    num_rows: Tensor | None = None, settled: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    shape = (q.shape[0], num_heads)
+    return q.new_empty((*shape, latent_dim)), q.new_empty((*shape, cos_sin.shape[1]))
+
+
+@native.fake
 def cache_compact_fake(cache: Tensor, prefix_len: Tensor, accepted_path: Tensor, num_accepted: Tensor) -> None:
     return None
 

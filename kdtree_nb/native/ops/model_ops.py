@@ -218,6 +218,25 @@ def latent_append(
     return native.latent_append(cache, q_kv, q_norm, kv_norm, cos_sin, *places, eps, rows.num_rows, settled)
 
 
+def absorb_query(
+    q: Tensor, packed: PackedLinear, cos_sin: Tensor, position: Tensor, num_rows: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Queries as `verify_attn` takes them: `linear_heads` and `rope` at once, their bits.
+
+    q float [T, H*(K+R)] (rows may be strided): the H*K columns of q_nope, then the H*R of q_rope. packed of [H, C, K];
+    cos_sin f32 [positions, R], position i32 [T] -> q_latent float [T, H, C], q_rope float [T, H, R]. Raises ValueError
+    for a position outside the table; on a GPU it gives a q_rope of NaN.
+    """
+    H, C, K = packed.num_groups, packed.num_out, packed.num_in
+    if q.shape[-1] != H * (K + cos_sin.shape[-1]):  # the binding cannot tell one K from the next
+        raise ValueError(
+            f"absorb_query: q: expected {H} * ({K} + {cos_sin.shape[-1]}) columns for packed weights of K = {K}, got "
+            f"{q.shape[-1]}"
+        )
+    data = floats_of(packed, q.dtype)
+    return native.absorb_query(q, data, H, C, cos_sin, position, num_rows, packed.settled)
+
+
 def cache_compact(cache: Tensor, prefix_len: Tensor, accepted_path: Tensor, num_accepted: Tensor) -> None:
     """Move the accepted nodes' rows of every layer to directly behind the root, in place.
 
