@@ -37,6 +37,11 @@ int run_expert_tile(const TileArgs& t, int rows_per_tile, void* stream) {
   return launch_tile<typename Tiles::Rows64>(t, 1, stream);
 }
 
+// With swiglu in the up products: the experts' of floats, and the shared one's. That is of few outputs, so blocks share a tile.
+using SwigluRows8 = TileShape<__nv_bfloat16, 8, 1, 1, 2, 1, 1, 1, 1, 2, false, kFloats, true>;
+using SwigluShared8 = TileShape<__nv_bfloat16, 2, 1, 1, 2, 1, 2, 1, 4, 2, false, kFloats, true>;
+using SwigluShared32 = TileShape<__nv_bfloat16, 2, 1, 1, 2, 4, 2, 1, 4, 2, false, kFloats, true>;
+
 // The shared expert's product, of at most kMaxRowsBeside rows, and those of the experts by shape S, of 8 rows.
 template <class S>
 int launch_beside(TileArgs shared, TileArgs experts, void* stream) {
@@ -46,6 +51,13 @@ int launch_beside(TileArgs shared, TileArgs experts, void* stream) {
     return launch_pair<std::conditional_t<kIsShare, BesideShare8<typename S::T>, typename Tiles::Beside8>, S>(shared, experts, stream);
   }
   return launch_pair<typename Tiles::Rows32, S>(shared, experts, stream);
+}
+
+// The same for the up products where S has swiglu. The device has clusters.
+template <class S>
+int launch_swiglu_beside(TileArgs shared, TileArgs experts, void* stream) {
+  if (shared.num_rows <= 8) return launch_pair<SwigluShared8, S>(shared, experts, stream);
+  return launch_pair<SwigluShared32, S>(shared, experts, stream);
 }
 
 }  // namespace kdtree

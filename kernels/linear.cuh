@@ -14,6 +14,8 @@ struct LinearShape {
   int (*run)(TileArgs, int num_groups, void* stream);
   // The products of experts with the shared one's beside them (expert_tiles.cuh), or nullptr.
   int (*run_beside)(TileArgs shared, TileArgs experts, void* stream) = nullptr;
+  // The same of the up products, which do swiglu: needs clusters.
+  int (*run_swiglu_beside)(TileArgs shared, TileArgs experts, void* stream) = nullptr;
 };
 
 struct LinearDevice {

@@ -17,7 +17,10 @@ struct DirectShape {
   static constexpr bool kPartials = Partials, kIsInt4 = false, kWgmma = false;
   static constexpr int kBlockTiles = OutTiles, kBlockOut = OutTiles * kOutTile, kBlockRows = RowTiles * kRowTile;
   static constexpr int kUnitBytes = kUnit * kOutTile * sizeof(T), kRowBytes = kUnit * sizeof(T);
-  static constexpr int kFragments = OutTiles * RowTiles, kSums = kSegWarps, kSharedBytes = Partials ? 0 : kSums * kBlockRows * kBlockOut * 4;
+  static constexpr bool kSwiglu = false;
+  static constexpr int kRuns = 1, kRunTiles = kBlockTiles;
+  static constexpr int kFragments = OutTiles * RowTiles, kShare = kFragments;
+  static constexpr int kSums = kSegWarps, kSharedBytes = Partials ? 0 : kSums * kBlockRows * kBlockOut * 4;
   // Of 8 rows a lane reads the words that it multiplies; of more, which would take as many loads as the weights, 16 bytes, which
   // four lanes then exchange.
   static constexpr bool kXChunks = RowTiles > 1;

@@ -24,6 +24,13 @@ constexpr LinearShape describe_beside(const char* name) {
   shape.run_beside = launch_beside<S>;
   return shape;
 }
+// With the shape that takes its place where swiglu is done by the up products: copies of whole columns of gates and of ups.
+template <int SegWarps, int OutWarps, int OutTiles, int Units, int Cluster>
+constexpr LinearShape with_swiglu(LinearShape shape) {
+  using S = TileShape<Bf16, SegWarps, OutWarps, 1, OutTiles, 1, Units, 1, Cluster, 2, false, kInt4, true>;
+  shape.run_swiglu_beside = launch_swiglu_beside<S>;
+  return shape;
+}
 #define KDTREE_INT4(...) describe<kInt4, false, __VA_ARGS__>("int4, " #__VA_ARGS__)
 #define KDTREE_INT4_WGMMA(...) describe<kInt4Wgmma, false, __VA_ARGS__>("int4 wgmma, " #__VA_ARGS__)
 #define KDTREE_INT4_PARTS(...) describe<kInt4, true, __VA_ARGS__>("int4 segments, " #__VA_ARGS__)
@@ -35,10 +42,10 @@ constexpr LinearShape describe_beside(const char* name) {
 enum Int4Shape : int { k8 = 0, k16 = 17, k32 = 27, k64 = 39, k128 = 49, kNumInt4Shapes = 52 };
 constexpr LinearShape kShapes[kNumInt4Shapes] = {
     KDTREE_INT4(8, 1, 4, 1, 1, 1, 1, 2),        // 64 outputs
-    KDTREE_INT4_BESIDE(8, 1, 8, 1, 1, 1, 1, 2),  // 128
+    with_swiglu<8, 1, 8, 1, 1>(KDTREE_INT4_BESIDE(8, 1, 8, 1, 1, 1, 1, 2)),  // 128
     KDTREE_INT4(8, 1, 2, 1, 2, 1, 1, 2),        // 32
     KDTREE_INT4(4, 2, 4, 1, 1, 2, 1, 2),        // 128, two segments in sequence
-    KDTREE_INT4_BESIDE(4, 2, 2, 1, 2, 1, 2, 2),  // 64, two blocks share them
+    with_swiglu<2, 4, 2, 2, 4>(KDTREE_INT4_BESIDE(4, 2, 2, 1, 2, 1, 2, 2)),  // 64, two blocks share them
     KDTREE_INT4(2, 4, 4, 1, 1, 4, 1, 2),        // 256
     KDTREE_INT4(8, 1, 4, 1, 1, 1, 1, 3),        // 64, three blocks of a multiprocessor
     KDTREE_INT4(2, 4, 1, 1, 2, 1, 4, 2),        // 64, four blocks share them

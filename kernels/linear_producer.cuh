@@ -22,8 +22,10 @@ struct BlockWeights {
   static constexpr int kColumnUnit = S::kColumnTiles * S::kUnitBytes;
   static constexpr int kPieces = (S::kBlockTiles + S::kColumnTiles - 2) / S::kColumnTiles + 1;  // columns of a ragged block
   const char* first;  // of the block's first tile; if it is ragged, of the column of that tile
+  const char* first_up;  // of the ups of the block's first tile, where those are gates
   int64_t column_bytes;
-  int last_column, num_skipped;  // tiles of a ragged block's first column that are not the block's
+  int last_column, last_up_column;
+  int num_skipped;  // tiles of a ragged block's first column that are not the block's
 
   __device__ BlockWeights(const TileArgs& a, const Tile<S>& tile) {
     const int num_columns = (a.num_out + S::kColumnTiles * kOutTile - 1) / (S::kColumnTiles * kOutTile);
@@ -33,6 +35,11 @@ struct BlockWeights {
     num_skipped = tile.first_out_tile % S::kColumnTiles;
     if constexpr (!S::kRagged) first += num_skipped * S::kUnitBytes;
     last_column = num_columns - 1 - column;
+    if constexpr (S::kSwiglu) {
+      const int up = tile.first_out_tile + a.num_out / (2 * kOutTile), between = up / S::kColumnTiles - column;
+      first_up = first + between * column_bytes + (up % S::kColumnTiles - num_skipped) * S::kUnitBytes;
+      last_up_column = last_column - between;
+    }
   }
 
   // One unit of a ragged block: of each of its columns the tiles that are the block's.
@@ -58,7 +65,10 @@ struct BlockWeights {
     } else {
 #pragma unroll
       for (int c = 0; c < S::kBlockTiles / S::kCopyTiles; ++c) {
-        const char* from = first + min(c, last_column) * column_bytes + offset;
+        constexpr int kCopies = S::kRunTiles / S::kCopyTiles;
+        const bool is_up = c >= kCopies;
+        const int column = is_up ? min(c - kCopies, last_up_column) : min(c, last_column);
+        const char* from = (is_up ? first_up : first) + column * column_bytes + offset;
         if constexpr (S::kCopyTiles == S::kColumnTiles) {
           bulk_copy(to + c * S::kUnits * S::kUnitStride, from, num_units * S::kUnitStride, barrier);
         } else {  // A part of one column. Not u < num_units: whether max(0, min(left, 2)) is 2, ptxas 13.0 asks on sm_90 a

@@ -49,18 +49,20 @@ struct TileArgs {
 // RowTiles x 8 rows and takes Seq segments one after the other. A cluster of Cluster blocks shares the segments of a tile.
 // Units: units of each segment in a stage. Partials: write the segment sums, uncombined (then no cluster is launched).
 // kInt4: INT4 weights and BF16 rows; kInt4Wgmma: multiplied by Hopper's wgmma, four warps over outputs at a time. MinBlocks
-// kWholeSm: one block that has all shared memory of a multiprocessor of Hopper.
+// kWholeSm: one block that has all shared memory of a multiprocessor of Hopper. Swiglu: the outputs are gates, then as many ups,
+// and what is written is their swiglu; half of a block's tiles are gates, the other half the ups of the same outputs.
 enum TileKind { kFloats, kInt4, kInt4Wgmma };
 constexpr int kWholeSm = 0;
 
 template <class T_, int SegWarps, int OutWarps, int RowWarps, int OutTiles, int RowTiles, int Units, int Seq, int Cluster,
-          int MinBlocks, bool Partials = false, TileKind Kind = kFloats>
+          int MinBlocks, bool Partials = false, TileKind Kind = kFloats, bool Swiglu = false>
 struct TileShape {
   using T = T_;
   static constexpr int kSegWarps = SegWarps, kOutWarps = OutWarps, kRowWarps = RowWarps, kOutTiles = OutTiles;
   static constexpr int kRowTiles = RowTiles, kUnits = Units, kSeq = Seq, kCluster = Cluster;
   static constexpr int kMinBlocks = MinBlocks == kWholeSm ? 1 : MinBlocks;
   static constexpr bool kPartials = Partials, kIsInt4 = Kind != kFloats, kWgmma = Kind == kInt4Wgmma;
+  static constexpr bool kSwiglu = Swiglu;
   static constexpr bool kHopper = kWgmma || MinBlocks == kWholeSm;
   static constexpr int kConsumers = SegWarps * OutWarps * RowWarps, kThreads = (kConsumers + 2) * kWarp;
   static constexpr int kBlockTiles = OutWarps * OutTiles, kBlockOut = kBlockTiles * kOutTile;
@@ -68,17 +70,18 @@ struct TileShape {
   // In memory a unit of kColumnTiles tiles is contiguous, in a stage a unit of kCopyTiles. A ragged block begins anywhere in a
   // column: its outputs are as many as make the number of blocks fit the multiprocessors.
   static constexpr int kColumnTiles = kIsInt4 ? kInt4ColumnTiles : 1;
-  static constexpr bool kRagged = kBlockTiles % kColumnTiles != 0 && kColumnTiles % kBlockTiles != 0;
-  static constexpr int kCopyTiles = kRagged || kBlockTiles < kColumnTiles ? kBlockTiles : kColumnTiles;
+  static constexpr int kRuns = Swiglu ? 2 : 1, kRunTiles = kBlockTiles / kRuns;  // runs of neighbouring tiles
+  static constexpr bool kRagged = kRunTiles % kColumnTiles != 0 && kColumnTiles % kRunTiles != 0;
+  static constexpr int kCopyTiles = kRagged || kRunTiles < kColumnTiles ? kRunTiles : kColumnTiles;
   static constexpr int kUnitBytes = kIsInt4 ? kInt4BlockBytes : kUnit * kOutTile * sizeof(T), kRowBytes = kUnit * sizeof(T);
   static constexpr int kWeightAlign = kWgmma ? 512 : 16;  // of the rows behind the weights: a swizzle of wgmma repeats after 512
   static constexpr int kWeightBytes = (SegWarps * kBlockTiles * Units * kUnitBytes + kWeightAlign - 1) / kWeightAlign * kWeightAlign;
   static constexpr int kStageBytes = kWeightBytes + SegWarps * Units * kBlockRows * kRowBytes;
   // Sums: the segment sums of an output that meet after the main loop, in the memory of the stages.
-  // Fragments of 16 outputs x 8 rows, of which a block of the cluster combines at most kShare.
-  static constexpr int kFragments = kBlockTiles * RowWarps * RowTiles, kShare = (kFragments + Cluster - 1) / Cluster;
+  // Fragments of 16 outputs x 8 rows of a run, of which a block of the cluster combines at most kShare.
+  static constexpr int kFragments = kRunTiles * RowWarps * RowTiles, kShare = (kFragments + Cluster - 1) / Cluster;
   static constexpr int kSums = SegWarps * Cluster, kFragmentBytes = kSums * kWarp * 16;
-  static constexpr int kSumBytes = Partials || kSums == 1 ? 0 : kShare * kFragmentBytes;
+  static constexpr int kSumBytes = Partials || kSums == 1 ? 0 : kRuns * kShare * kFragmentBytes;
   // Barriers: full, empty of each stage, one for the sums; behind them a list of rows.
   static constexpr int kMaxStages = 7, kListBytes = kBlockRows == kRowsOfPairs ? kRowsOfPairs * 4 : 0;
   static constexpr int kBarrierBytes = kWgmma ? 1024 : kMaxStages * 16 + 16 + kListBytes;
@@ -89,6 +92,7 @@ struct TileShape {
   static constexpr int kSharedBytes = (kWgmma ? kAlign : 0) + kBarrierBytes +
                                       (kStages * kStageBytes > kSumBytes ? kStages * kStageBytes : kSumBytes);
   static_assert(SegWarps * Seq * Cluster == kNumSegments && kStages >= 2 && kSharedBytes <= kMostShared, "tile shape");
+  static_assert(!Swiglu || (!kRagged && !Partials && !kWgmma && kSums > 1 && kBlockTiles % 2 == 0), "gates meet their ups");
   static_assert(Units <= 2 || !kWgmma, "products of one or two units at a time");
   static_assert(!Partials || Seq == 1, "partial sums are of one segment");
   static_assert(kBlockTiles % kCopyTiles == 0 && (OutTiles % kCopyTiles == 0 || kCopyTiles % OutTiles == 0), "whole copies");
@@ -131,7 +135,7 @@ struct Tile {
     const int num_ranks = S::kPartials ? a.num_ranks : S::kCluster, cluster = block / num_ranks;
     rank = block - cluster * num_ranks + (S::kPartials ? a.first_rank : 0);
     row_tile = cluster % a.num_row_tiles;
-    first_out_tile = cluster / a.num_row_tiles * S::kBlockTiles;
+    first_out_tile = cluster / a.num_row_tiles * S::kRunTiles;
     group = blockIdx.y;
     num_units = (a.num_in + kUnit - 1) / kUnit;
     whole_units = a.whole_units, first_segment = a.first_segment, end_segment = a.end_segment;

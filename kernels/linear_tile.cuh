@@ -9,6 +9,7 @@
 #pragma once
 #include "linear_consumer_wgmma.cuh"
 #include "linear_producer.cuh"
+#include "swiglu.cuh"
 
 namespace kdtree {
 
@@ -75,10 +76,11 @@ __device__ __forceinline__ void store_fragment(const TileArgs& a, const Tile<S>&
     n = lane / 16 * 4 + q / 2 * 8, m = lane % 4 * 2 + q % 2;
   }
   n += (tile.first_out_tile + f / kRowTilesOfBlock) * kOutTile, m += f % kRowTilesOfBlock * kRowTile;
-  if (m >= tile.num_rows || n >= a.num_out) return;
+  const int num_out = a.num_out / S::kRuns;
+  if (m >= tile.num_rows || n >= num_out) return;
   const int64_t at = tile.out_row(m) * a.out_row_stride + (tile.rows ? 0 : tile.group * a.out_group_stride) + n;
-  if (a.out_f32) store_four<float>(a, at, a.num_out - n, v);
-  else store_four<T>(a, at, a.num_out - n, v);
+  if (a.out_f32) store_four<float>(a, at, num_out - n, v);
+  else store_four<T>(a, at, num_out - n, v);
 }
 
 // Calls f(fragment, sums) for every fragment of a consumer warp.
@@ -92,32 +94,48 @@ __device__ __forceinline__ void each_fragment(Accumulator<S>& acc, F&& f) {
       f((at.out_tile + r) * (S::kBlockRows / kRowTile) + at.row_tile + j, acc.value[r][j]);
 }
 
-// Fragment f is combined and written by block f % kCluster: hands it this warp's segment sum.
+// Fragment f of a run is combined and written by block f % kCluster: hands it this warp's segment sum.
 template <class S>
 __device__ void send_sums(const Tile<S>& tile, Accumulator<S>& acc, uint32_t sums, uint32_t arrived) {
   const int segment = tile.rank * S::kSegWarps + WarpPlace<S>().segment, lane = threadIdx.x % kWarp;
   each_fragment(acc, [&](int f, float (&v)[4]) {
-    const uint32_t to = sums + ((f / S::kCluster * S::kSums + segment) * kWarp + lane) * 16;
-    const int rank = f % S::kCluster;
+    const int run = S::kRuns == 1 ? 0 : f / S::kFragments, in_run = f - run * S::kFragments, rank = in_run % S::kCluster;
+    const uint32_t to = sums + (((run * S::kShare + in_run / S::kCluster) * S::kSums + segment) * kWarp + lane) * 16;
     if constexpr (S::kCluster == 1) store_shared(to, v);
     else store_async(address_in_block(to, rank), v, address_in_block(arrived, rank));
   });
 }
 
+// The sums of the i-th fragment that meets here, added on the tree.
+template <class S>
+__device__ __forceinline__ void add_sums(uint32_t sums, int i, int lane, float (&sum)[4]) {
+  float v[S::kSums][4];
+#pragma unroll
+  for (int s = 0; s < S::kSums; ++s) as_floats(load_shared(sums + ((i * S::kSums + s) * kWarp + lane) * 16), v[s]);
+#pragma unroll
+  for (int width = 1; width < S::kSums; width *= 2)
+#pragma unroll
+    for (int s = 0; s < S::kSums; s += 2 * width)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) v[s][e] += v[s + width][e];
+#pragma unroll
+  for (int e = 0; e < 4; ++e) sum[e] = v[0][e];
+}
+
 template <class S>
 __device__ void combine(const TileArgs& a, const Tile<S>& tile, uint32_t sums) {
+  using T = typename S::T;
   const int lane = threadIdx.x % kWarp;
   for (int i = threadIdx.x / kWarp; i * S::kCluster + tile.rank < S::kFragments; i += S::kThreads / kWarp) {
-    float v[S::kSums][4];
+    float sum[4];
+    add_sums<S>(sums, i, lane, sum);
+    if constexpr (S::kSwiglu) {
+      float up[4];
+      add_sums<S>(sums, S::kShare + i, lane, up);
 #pragma unroll
-    for (int s = 0; s < S::kSums; ++s) as_floats(load_shared(sums + ((i * S::kSums + s) * kWarp + lane) * 16), v[s]);
-#pragma unroll
-    for (int width = 1; width < S::kSums; width *= 2)
-#pragma unroll
-      for (int s = 0; s < S::kSums; s += 2 * width)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) v[s][e] += v[s + width][e];
-    store_fragment<S>(a, tile, i * S::kCluster + tile.rank, v[0]);
+      for (int e = 0; e < 4; ++e) sum[e] = swiglu_of(to_float(from_float<T>(sum[e])), to_float(from_float<T>(up[e])));
+    }
+    store_fragment<S>(a, tile, i * S::kCluster + tile.rank, sum);
   }
 }
 
@@ -143,7 +161,7 @@ __device__ __forceinline__ void do_tile(const TileArgs& a, int block, unsigned c
     barrier_init(arrived, 1);
     asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
     const int num_fragments = (S::kFragments - tile.rank + S::kCluster - 1) / S::kCluster;  // that this block combines
-    barrier_arrive_expect(arrived, S::kSumBytes == 0 ? 0 : num_fragments * S::kFragmentBytes);
+    barrier_arrive_expect(arrived, S::kSumBytes == 0 ? 0 : S::kRuns * num_fragments * S::kFragmentBytes);
   }
   const bool early = a.weights_settled && !a.of_experts() && tile.row_tile == 0;
   if (a.allow_at_once) allow_next_kernel();

@@ -1,6 +1,7 @@
 // moe_experts on CUDA: two products for the experts that rows chose, around swiglu; the down projection leaves its 8 segment
 // sums apart, and a last kernel adds them in the order of op_args.h. Blocks that share an expert's weights run side by side and
-// read them from memory once. The shared expert's work stands beside the others' in the same launches, where rows are few.
+// read them from memory once. Where rows are few, the shared expert's work stands beside the others' in the same launches, and
+// the first products do swiglu, if gates and ups are whole tiles.
 #include "expert_combine.cuh"
 #include "expert_group.cuh"
 #include "expert_shares.h"
@@ -18,12 +19,22 @@ struct Experts {
   const ExpertWorkspace& w;
   void* stream;
   Int4ExpertShapes shapes;       // of INT4 experts
+  LinearDevice device;
   int64_t row = 0, num_rows = 0;  // the chunk
 
   template <class U>
   U* at(int64_t offset) const { return reinterpret_cast<U*>(static_cast<char*>(a.workspace) + offset); }
   bool has_routed() const { return num_rows * a.top_k > 0 && a.num_experts > 0 && a.width > 0; }
   bool has_shared() const { return num_rows > 0 && a.shared_gate_up != nullptr && a.shared_width > 0; }
+  bool is_beside() const {
+    return has_routed() && has_shared() && w.rows_per_item == kRowsOfPairs && num_rows <= kMaxRowsBeside;
+  }
+  // Whether the up products do swiglu: gates and ups are whole tiles, of INT4 whole columns.
+  bool has_swiglu() const {
+    if (sizeof(T) == 4 || !device.clusters || !is_beside() || a.shared_width % kOutTile != 0) return false;
+    return a.int4 ? a.width % (kInt4ColumnTiles * kOutTile) == 0 && int4_shape(shapes.up).run_swiglu_beside != nullptr
+                  : a.width % kOutTile == 0;
+  }
   const int32_t* expert_id() const { return a.expert_id + row * a.top_k; }
 
   SegmentShare share(int64_t whole) const { return {whole, a.first_segment, a.num_segments}; }
@@ -56,7 +67,7 @@ struct Experts {
   template <bool kPartials>
   int run_products(const TileArgs& experts, const TileArgs& shared) const {
     const LinearShape* int4 = !a.int4 ? nullptr : kPartials ? &int4_partial_shape(shapes.down) : &int4_shape(shapes.up);
-    if (has_routed() && has_shared() && w.rows_per_item == kRowsOfPairs && num_rows <= kMaxRowsBeside) {
+    if (is_beside()) {
       if (int4 == nullptr) return launch_beside<typename ExpertTiles<T, kPartials>::Rows8>(shared, experts, stream);
       if (int4->run_beside != nullptr) return int4->run_beside(shared, experts, stream);
     }
@@ -76,12 +87,17 @@ struct Experts {
 
   int up() const {
     const void* x = static_cast<const T*>(a.x) + row * a.dim;
-    const TileArgs experts = product(x, a.dim, a.gate_up, at<void>(w.gate_up), 2 * a.width, {});
-    const TileArgs shared = product(x, a.dim, a.shared_gate_up, at<void>(w.shared_gate_up), 2 * a.shared_width, {});
-    return run_products<false>(of_experts(experts, a.top_k), shared);
+    TileArgs experts = product(x, a.dim, a.gate_up, at<void>(w.gate_up), 2 * a.width, {});
+    TileArgs shared = product(x, a.dim, a.shared_gate_up, at<void>(w.shared_gate_up), 2 * a.shared_width, {});
+    if (!has_swiglu()) return run_products<false>(of_experts(experts, a.top_k), shared);
+    experts.out = at<void>(w.hidden), experts.out_row_stride = a.width;
+    shared.out = at<void>(w.shared_hidden), shared.out_row_stride = a.shared_width;
+    const auto run = a.int4 ? int4_shape(shapes.up).run_swiglu_beside : launch_swiglu_beside<SwigluRows8>;
+    return run(shared, of_experts(experts, a.top_k), stream);
   }
 
   int swiglu() const {
+    if (has_swiglu()) return kOk;
     const ExpertSwigluArgs s = {at<void>(w.gate_up), at<void>(w.shared_gate_up), at<void>(w.hidden), at<void>(w.shared_hidden),
                                 a.num_rows_device, num_rows, row, num_rows * a.top_k, a.width, a.shared_width,
                                 static_cast<int>(a.top_k)};
@@ -127,9 +143,8 @@ int64_t moe_experts_cuda_workspace_bytes(const MoeExpertsArgs& a) { return Exper
 int moe_rows_per_item(const MoeExpertsArgs& a) { return ExpertWorkspace(a).rows_per_item; }
 
 int moe_experts_cuda(const MoeExpertsArgs& a, void* stream) {
-  LinearDevice device = {};
-  if (a.int4)
-    if (int status = linear_device(&device)) return status;
+  LinearDevice device;
+  if (int status = linear_device(&device)) return status;
   return moe_experts_cuda_with(a, a.int4 ? choose_int4_experts(a, device) : Int4ExpertShapes{}, stream);
 }
 
@@ -137,11 +152,13 @@ int moe_experts_cuda_with(const MoeExpertsArgs& a, Int4ExpertShapes shapes, void
   if (a.num_rows == 0 || a.dim == 0) return kOk;
   if (a.int4 && (a.dtype != kBF16 || a.dim % kInt4Unit || a.width % kInt4Unit)) return kUnsupported;
   if (!shares_fit(a) || a.num_experts > 4096 || a.num_rows > INT32_MAX / std::max<int64_t>(1, a.top_k)) return kUnsupported;
+  LinearDevice device;
+  if (int status = linear_device(&device)) return status;
   const ExpertWorkspace workspace(a);
   if (a.int4 && (int4_shape(shapes.up).num_rows != workspace.rows_per_item ||
                  int4_partial_shape(shapes.down).num_rows != workspace.rows_per_item))
     return kUnsupported;
-  return with_dtype(a.dtype, [&](auto zero) { return Experts<decltype(zero)>{a, workspace, stream, shapes}.run(); });
+  return with_dtype(a.dtype, [&](auto zero) { return Experts<decltype(zero)>{a, workspace, stream, shapes, device}.run(); });
 }
 
 }  // namespace kdtree

@@ -206,8 +206,14 @@ def check_int4(lib: Lib, report: Steps, quick: bool) -> None:
     for numbers in small[:3] if quick else (*small, (7168, 512), (2048, 1024)):
         report.announce(f"weights of {numbers}")
         check_case(lib, report, Case(lib, *numbers), (1, 9, 65) if quick else ROWS)
-    layers = ((256, 96, 8, 2, 96), (192, 64, 6, 2, 0), (2048, 1408, 16, 6, 2816), (1024, 512, 64, 8, 0))
-    for numbers in layers[:1] if quick else layers:
+    layers = (
+        (256, 64, 8, 2, 96),
+        (256, 96, 8, 2, 96),
+        (192, 64, 6, 2, 0),
+        (2048, 1408, 16, 6, 2816),
+        (1024, 512, 64, 8, 0),
+    )
+    for numbers in layers[:2] if quick else layers:
         report.announce(f"experts of {numbers}")
         layer = Int4Layer(lib, *numbers)
         for rows in (1, 8, 40, 300):

@@ -41,9 +41,9 @@ def moe_route_groups() -> dict[str, Any]:
     return {**moe_route(), "logits": real(3, 24, dtype=F32), "bias": real(24, dtype=F32), **sizes}
 
 
-def moe_experts(t: int, rows: int = 9, experts: int = 3) -> dict[str, Any]:
+def moe_experts(t: int, rows: int = 9, experts: int = 3, width: int = 20, shared: int = 5) -> dict[str, Any]:
     """Of more rows than a tile has, grouped by a kernel."""
-    dim, width, shared = 34, 20, 5
+    dim = 34
     expert_id = np.array([sorted(rng.choice(experts, 2, replace=False)) for _ in range(rows)], INT)
     return {"x": real(rows, dim, dtype=t), "gate_up": real(*packed_shape(experts, 2 * width, dim), dtype=t),
             "down": real(*packed_shape(experts, dim, width), dtype=t),
@@ -64,6 +64,16 @@ def moe_experts_some(t: int) -> dict[str, Any]:
     return moe_experts(t, 11, 6)
 
 
+def moe_experts_whole(t: int) -> dict[str, Any]:
+    """Widths of whole tiles: where the type is BF16, the up products do swiglu."""
+    return moe_experts(t, 5, 3, 48, 16)
+
+
+def moe_experts_whole_some(t: int) -> dict[str, Any]:
+    """The same with more rows than a tile of few has."""
+    return moe_experts(t, 11, 6, 48, 16)
+
+
 def moe_experts_spread(t: int) -> dict[str, Any]:
     """Few rows of an expert, but many rows."""
     return moe_experts(t, 130, 70)
@@ -82,8 +92,8 @@ def moe_experts_share(t: int) -> dict[str, Any]:
             "num_segments": 4}  # fmt: skip
 
 
-def experts_int4(rows: int = 9) -> dict[str, Any]:
-    dim, width, shared = 96, 32, 5
+def experts_int4(rows: int = 9, width: int = 32, shared: int = 5) -> dict[str, Any]:
+    dim = 96
     return {**moe_experts(BF16, rows), "x": real(rows, dim, dtype=BF16), "gate_up": packed_int4(3, 2 * width, dim),
             "down": packed_int4(3, dim, width), "residual": real(rows, dim, dtype=BF16), "dtype": BF16,
             "shared_gate_up": real(*packed_shape(1, 2 * shared, dim), dtype=BF16), "dim": dim, "width": width,
@@ -95,6 +105,11 @@ def experts_int4_few() -> dict[str, Any]:
     return experts_int4(5)
 
 
+def experts_int4_whole() -> dict[str, Any]:
+    """Of widths of whole columns: the up products do swiglu."""
+    return experts_int4(5, 64, 16)
+
+
 EXPERT_CASES: dict[str, Forms] = {
     "moe_experts": of_dtypes("moe_experts", moe_experts),
     "moe_route": of_one("moe_route", moe_route),
@@ -103,7 +118,10 @@ EXPERT_CASES: dict[str, Forms] = {
     "moe_experts:share": of_dtypes("moe_experts", moe_experts_share),
     "moe_experts:few": of_dtypes("moe_experts", moe_experts_few),
     "moe_experts:some": of_dtypes("moe_experts", moe_experts_some),
+    "moe_experts:whole": of_dtypes("moe_experts", moe_experts_whole),
+    "moe_experts:whole some": of_dtypes("moe_experts", moe_experts_whole_some),
     "moe_experts:spread": of_dtypes("moe_experts", moe_experts_spread),
     "moe_experts:INT4": of_one("moe_experts", experts_int4, "INT4"),
     "moe_experts:INT4 few": of_one("moe_experts", experts_int4_few, "INT4"),
+    "moe_experts:INT4 whole": of_one("moe_experts", experts_int4_whole, "INT4"),
 }
