@@ -30,8 +30,8 @@ int launch_mma(const BlockAttnArgs& a, void* stream) {
 
 template <class Float>
 int launch_simt(const BlockAttnArgs& a, void* stream) {
-  if (a.dim <= 64) return launch_worker<SimtWorker<Float, 2>>(a, stream);
-  return launch_worker<SimtWorker<Float, 4>>(a, stream);
+  if (a.dim <= 64) return launch_worker<SimtWorker<Float, 2, 64>>(a, stream);
+  return launch_worker<SimtWorker<Float, 4, kMaxHeadDim>>(a, stream);
 }
 
 }  // namespace

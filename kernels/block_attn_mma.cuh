@@ -12,7 +12,7 @@ struct MmaWorker {
   using Stored = __nv_bfloat16;
   using Memory = AttnMemory<Float, Stored>;
 
-  static constexpr int kScratch = 0;
+  static constexpr int kScratch = 0, kPairs = 32 * kGroups / 2 / kHeadLanes;
   static constexpr int kWide = kGroups == 4 ? 2 : 1, kWidth = 64 * kWide;  // groups of 64 elements of the results
 
   static __host__ __device__ int query_stride(int dim) { return dim; }
@@ -23,18 +23,13 @@ struct MmaWorker {
   const float scale;
   static constexpr bool kHeld = kGroups <= 4;  // in registers; longer heads are read again for every tile
   uint4 held[kHeld ? kGroups : 1][2];
+  uint4 keys[2][kGroups], values[kWide][4];  // of the tile that comes next, but for the block's own keys
   float largest[2], sum[2], acc[kWide][8][4];
 
   __device__ MmaWorker(const RowTile<Float>& t, const Memory& m, int w)
       : tile(t), memory(m), warp(w), quad(threadIdx.x % kWarp / 4), place(threadIdx.x % 4), scale(t.a.scale * kLog2E) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      largest[h] = -INFINITY, sum[h] = 0.0f;
-      if constexpr (kHeld) {
-#pragma unroll
-        for (int g = 0; g < kGroups; ++g) held[g][h] = query(g, h);
-      }
-    }
+    for (int h = 0; h < 2; ++h) largest[h] = -INFINITY, sum[h] = 0.0f;
 #pragma unroll
     for (int w64 = 0; w64 < kWide; ++w64)
 #pragma unroll
@@ -53,36 +48,68 @@ struct MmaWorker {
     return chunk(memory.query + (quad + 8 * h) * tile.dim, 32 * g + 8 * place);
   }
 
-  __device__ void add_keys(int first) {
-    uint4 values[kWide][4];  // on their way while the scores are computed
+  __device__ void load_queries() {
+    if constexpr (kHeld) {
 #pragma unroll
-    for (int w64 = 0; w64 < kWide; ++w64) load_values(first, w64, values[w64]);
+      for (int g = 0; g < kGroups; ++g)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) held[g][h] = query(g, h);
+    }
+  }
+
+  // What a tile needs from memory, on its way while something else is computed.
+  __device__ void fetch(int first) {
+    fetch_keys(first);
+    fetch_values(first);
+  }
+
+  __device__ void add_keys(int first) {
+    constexpr int kNext = kAttnWorkers * kTileKeys;
+    if (first + kTileKeys > tile.prefix) take_own_keys(first);
     float score[2][4];
-    add_scores(first, score);
+    add_scores(score);
+    fetch_keys(first + kNext);
     uint32_t p[4];
     soften(first, score, p);
 #pragma unroll
     for (int w64 = 0; w64 < kWide; ++w64) mix(p, values[w64], acc[w64]);
+    fetch_values(first + kNext);
   }
 
-  // Elements 64 w + 8 quad … of the keys 2 place, + 1, + 8, + 9.
-  __device__ void load_values(int first, int w64, uint4 (&values)[4]) const {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int position = first + 2 * place + j % 2 + j / 2 * 8;
-      values[j] = chunk(tile.holds(position) ? tile.value(position) : nullptr, tile.column + 64 * w64 + 8 * quad);
-    }
-  }
-
-  __device__ void add_scores(int first, float (&score)[2][4]) const {
-    uint4 keys[2][kGroups];
+  // Elements 32 g + 8 place … of the keys quad and quad + 8.
+  __device__ void fetch_keys(int first) {
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
       const int position = first + 8 * t + quad;
-      const Float* head = tile.holds(position) ? tile.key(position, memory.own) : nullptr;
+      const Float* head = tile.holds(position) && position < tile.prefix ? tile.cached(tile.a.keys, position) : nullptr;
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) keys[t][g] = chunk(head, 32 * g + 8 * place);
     }
+  }
+  __device__ void take_own_keys(int first) {
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+      const int position = first + 8 * t + quad;
+      if (position < tile.prefix || position >= tile.end) continue;
+      const Float* head = memory.own + (position - int(tile.prefix)) * tile.dim;
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) keys[t][g] = chunk(head, 32 * g + 8 * place);
+    }
+  }
+
+  // Elements 64 w + 8 quad … of the keys 2 place, + 1, + 8, + 9.
+  __device__ void fetch_values(int first) {
+#pragma unroll
+    for (int w64 = 0; w64 < kWide; ++w64)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int position = first + 2 * place + j % 2 + j / 2 * 8;
+        values[w64][j] =
+            chunk(tile.holds(position) ? tile.value(position) : nullptr, tile.column + 64 * w64 + 8 * quad);
+      }
+  }
+
+  __device__ void add_scores(float (&score)[2][4]) const {
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
 #pragma unroll

@@ -5,13 +5,14 @@
 
 namespace kdtree {
 
-template <class Element, int kColumns>
+template <class Element, int kColumns, int kMaxDim>
 struct SimtWorker {
   using Float = Element;
   using Stored = float;
   using Memory = AttnMemory<Float, Stored>;
 
   static constexpr int kWidth = kColumns * kWarp;
+  static constexpr int kPairs = kMaxDim / 2 / kHeadLanes;
   static constexpr int kStride = kTileRows + 4;  // of p in shared memory, [16 keys][kStride]
   static constexpr int kScratch = kTileKeys * kStride + kTileRows;
   static constexpr int kRows = kTileRows / 2;  // of a lane: 2 r + half
@@ -39,6 +40,9 @@ struct SimtWorker {
 #pragma unroll
       for (int n = 0; n < kColumns; ++n) acc[row][n] = 0.0f;
   }
+
+  __device__ void fetch(int) {}
+  __device__ void load_queries() {}
 
   __device__ void add_keys(int first) {
     float score[kRows];

@@ -1,7 +1,8 @@
-// What the kernels of block_attn share. A cluster of 8 blocks of 4 warps works on 16 queries: those of up to 16 / g tokens
+// What the kernels of block_attn share. A cluster of 8 blocks of 8 warps works on 16 queries: those of up to 16 / g tokens
 // of a drafter's block, g heads each, that share one key-value head. Keys lie in tiles of 16, aligned to positions; tile k of
-// those that the queries see goes to warp k mod 32 of the cluster. A warp keeps (max, sum, sum of p * value) of its tiles in
-// order; the cluster folds the 32 of them. Of heads longer than 128 a cluster gives 128 elements of the results. So the order of additions depends on prefix_len and the block's size alone.
+// those that the queries see goes to block k mod 8 of the cluster and there to warp k / 8 mod 8. A warp keeps (max, sum, sum
+// of p * value) of its tiles in order; each block folds its warps, then the cluster its blocks. Of heads longer than 128 a
+// cluster gives a part of the results. So the order of additions depends on prefix_len and the block's size alone.
 #pragma once
 #include <cooperative_groups.h>
 
@@ -12,7 +13,7 @@
 
 namespace kdtree {
 
-constexpr int kAttnThreads = 128, kAttnWarps = kAttnThreads / kWarp, kAttnCluster = 8;
+constexpr int kAttnThreads = 256, kAttnWarps = kAttnThreads / kWarp, kAttnCluster = 8;
 constexpr int kAttnWorkers = kAttnWarps * kAttnCluster;
 constexpr int kTileRows = 16, kTileKeys = 16;
 constexpr int kFoldRows = kTileRows / kAttnCluster;  // that each block of the cluster folds
@@ -76,7 +77,7 @@ struct RowTile {
   // Whether a tile of one of this block's warps reaches into the drafter's block.
   __device__ bool needs_own_keys(int rank) const {
     for (int k = max(0, int(prefix) / kTileKeys - first_tile()); k < num_tiles(); ++k)
-      if (k % kAttnWorkers / kAttnWarps == rank) return true;
+      if (k % kAttnCluster == rank) return true;
     return false;
   }
 };
@@ -86,9 +87,9 @@ template <class Float, class Stored>
 struct AttnMemory {
   Stored* query;     // [16][query_stride]
   Float* own;        // [b][dim] the block's own keys, turned
-  float* acc;        // [4][16][width] by warp
-  float *largest, *sum;           // [4][16]
-  float *weight, *total;          // of the fold: [2][32], [2]
+  float* acc;        // [8][16][width] by warp; folded, [16][width]
+  float *largest, *sum;              // [8][16]
+  float *block_largest, *block_sum;  // [16] of the whole block
   int2* seen;        // [16] positions that each query sees
   float* scratch;    // of each warp's own
 
@@ -99,7 +100,7 @@ struct AttnMemory {
     return own > acc ? own : acc;
   }
   static __host__ size_t bytes(int query_stride, int block_size, int dim, int scratch_floats) {
-    const int floats = 2 * kAttnWarps * kTileRows + kFoldRows * (kAttnWorkers + 2) + 2 * kTileRows;
+    const int floats = 2 * (kAttnWarps + 1) * kTileRows + 2 * kTileRows;
     return query_bytes(query_stride) + shared_part(block_size, dim) + sizeof(float) * (floats + kAttnWarps * scratch_floats);
   }
 
@@ -109,66 +110,90 @@ struct AttnMemory {
     own = reinterpret_cast<Float*>(memory), acc = reinterpret_cast<float*>(memory);
     largest = reinterpret_cast<float*>(memory + shared_part(block_size, dim));
     sum = largest + kAttnWarps * kTileRows;
-    weight = sum + kAttnWarps * kTileRows;
-    total = weight + kFoldRows * kAttnWorkers;  // room for 4, so that what follows is aligned
-    seen = reinterpret_cast<int2*>(total + 2 * kFoldRows);
+    block_largest = sum + kAttnWarps * kTileRows;
+    block_sum = block_largest + kTileRows;
+    seen = reinterpret_cast<int2*>(block_sum + kTileRows);
     scratch = reinterpret_cast<float*>(seen + kTileRows);
   }
 };
 
-// Queries, zeros past the last and past dim; what they see; and, where needed, the block's own keys.
-template <class Float, class Stored>
+// Half of the lanes: queries, zeros past the last and past dim, and what they see. The others, where it is needed: the
+// block's own keys.
+template <int kPairs, class Float, class Stored>
 __device__ void stage_heads(const RowTile<Float>& tile, const AttnMemory<Float, Stored>& memory, int query_stride, int rank) {
+  constexpr int kAtOnce = kAttnThreads / kHeadLanes - kTileRows;
   const BlockAttnArgs& a = tile.a;
-  const int row = threadIdx.x / kHeadLanes, lane = threadIdx.x % kHeadLanes;
-  Stored* query = memory.query + row * query_stride;
-  const bool used = row < tile.count;
-  const int64_t position = tile.prefix + (used ? tile.token(row) : 0);
-  for (int i = (used ? tile.dim : 0) + lane; i < query_stride; i += kHeadLanes) query[i] = from_float<Stored>(0.0f);
-  norm_and_turn(used ? tile.query(row) : nullptr, static_cast<const Float*>(a.query_norm), a.eps,
-                a.cos_sin + position * tile.dim, tile.dim, query);
-  if (lane == 0) {
-    const KeyRange seen = used ? keys_seen(a, tile.prefix, tile.token(row)) : KeyRange{0, 0};
-    memory.seen[row] = {int(seen.begin), int(seen.end)};
-  }
-  if (!tile.needs_own_keys(rank)) return;
-  for (int first = 0; first < a.block_size; first += kAttnThreads / kHeadLanes) {
-    const int i = first + row;
-    norm_and_turn(i < a.block_size ? tile.head_of(i, a.num_heads + tile.kv_head) : nullptr,
-                  static_cast<const Float*>(a.key_norm), a.eps, a.cos_sin + (tile.prefix + i) * tile.dim, tile.dim,
-                  memory.own + i * tile.dim);
+  const int lane = threadIdx.x % kHeadLanes, row = threadIdx.x / kHeadLanes;
+  if (row < kTileRows) {  // whole warps
+    Stored* query = memory.query + row * query_stride;
+    const bool used = row < tile.count;
+    const int64_t position = tile.prefix + (used ? tile.token(row) : 0);
+    norm_and_turn<kPairs>(used ? tile.query(row) : nullptr, static_cast<const Float*>(a.query_norm), a.eps,
+                          a.cos_sin + position * tile.dim, tile.dim, query);
+    for (int i = (used ? tile.dim : 0) + lane; i < query_stride; i += kHeadLanes) query[i] = from_float<Stored>(0.0f);
+    if (lane == 0) {
+      const KeyRange seen = used ? keys_seen(a, tile.prefix, tile.token(row)) : KeyRange{0, 0};
+      memory.seen[row] = {int(seen.begin), int(seen.end)};
+    }
+  } else if (tile.needs_own_keys(rank)) {
+    for (int first = 0; first < a.block_size; first += kAtOnce) {
+      const int i = first + row - kTileRows;
+      norm_and_turn<kPairs>(i < a.block_size ? tile.head_of(i, a.num_heads + tile.kv_head) : nullptr,
+                            static_cast<const Float*>(a.key_norm), a.eps, a.cos_sin + (tile.prefix + i) * tile.dim,
+                            tile.dim, memory.own + i * tile.dim);
+    }
   }
 }
 
-// The 32 partial results of two rows, scaled to their common maximum and added in order of the warps.
-template <class Float, class Stored>
-__device__ void fold_rows(const RowTile<Float>& tile, const AttnMemory<Float, Stored>& memory,
-                          const cooperative_groups::cluster_group& cluster) {
-  const int rank = int(cluster.block_rank()), warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  if (warp < kFoldRows) {  // a lane for each warp of the cluster
-    const int at = lane % kAttnWarps * kTileRows + rank * kFoldRows + warp;
-    const float largest = cluster.map_shared_rank(memory.largest, lane / kAttnWarps)[at];
-    const float sum = cluster.map_shared_rank(memory.sum, lane / kAttnWarps)[at];
-    const float common = warp_max(largest);
-    const float weight = largest == -INFINITY ? 0.0f : exp2_approx(largest - common);
-    const float total = warp_sum(__fmul_rn(sum, weight));
-    memory.weight[warp * kAttnWorkers + lane] = weight;
-    if (lane == 0) memory.total[warp] = total;
-  }
-  __syncthreads();
-  const int used = min(kAttnWorkers, tile.num_tiles());
-  for (int i = threadIdx.x; i < kFoldRows * tile.width; i += kAttnThreads) {
-    const int fold = i / tile.width, column = i % tile.width, row = rank * kFoldRows + fold;
-    if (row >= tile.count) break;
-    float mixed = 0.0f;
-#pragma unroll 8
-    for (int worker = 0; worker < used; ++worker) {
-      const float* acc = cluster.map_shared_rank(memory.acc, worker / kAttnWarps);
-      mixed = __fmaf_rn(memory.weight[fold * kAttnWorkers + worker],
-                        acc[(worker % kAttnWarps * kTileRows + row) * tile.width + column], mixed);
+// Several (max, sum, value) of one row, brought to their common maximum and added in order.
+template <int kCount>
+struct Fold {
+  float largest[kCount], sum[kCount], value[kCount], common = -INFINITY, total = 0.0f, mixed = 0.0f;
+
+  __device__ void add() {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) common = fmaxf(common, largest[i]);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float weight = largest[i] == -INFINITY ? 0.0f : exp2_approx(largest[i] - common);
+      total = __fmaf_rn(sum[i], weight, total);
+      mixed = __fmaf_rn(value[i], weight, mixed);
     }
-    tile.out(row)[column] = from_float<Float>(__fdiv_rn(mixed, memory.total[fold]));
   }
+};
+
+// The results of a block's warps, into the place of the first one's.
+template <class Float, class Stored>
+__device__ void fold_warps(const RowTile<Float>& tile, const AttnMemory<Float, Stored>& memory) {
+  for (int i = threadIdx.x; i < kTileRows * tile.width; i += kAttnThreads) {
+    const int row = i / tile.width;
+    Fold<kAttnWarps> fold;
+#pragma unroll
+    for (int w = 0; w < kAttnWarps; ++w) {
+      fold.largest[w] = memory.largest[w * kTileRows + row], fold.sum[w] = memory.sum[w * kTileRows + row];
+      fold.value[w] = memory.acc[w * kTileRows * tile.width + i];
+    }
+    fold.add();
+    memory.acc[i] = fold.mixed;
+    if (i == row * tile.width) memory.block_largest[row] = fold.common, memory.block_sum[row] = fold.total;
+  }
+}
+
+// The results of the cluster's blocks: two rows of them in each.
+template <class Float, class Stored>
+__device__ void fold_blocks(const RowTile<Float>& tile, const AttnMemory<Float, Stored>& memory,
+                            const cooperative_groups::cluster_group& cluster) {
+  const int column = threadIdx.x % tile.width, row = int(cluster.block_rank()) * kFoldRows + threadIdx.x / tile.width;
+  if (threadIdx.x >= kFoldRows * tile.width || row >= tile.count) return;
+  Fold<kAttnCluster> fold;
+#pragma unroll
+  for (int b = 0; b < kAttnCluster; ++b) {
+    fold.largest[b] = cluster.map_shared_rank(memory.block_largest, b)[row];
+    fold.sum[b] = cluster.map_shared_rank(memory.block_sum, b)[row];
+    fold.value[b] = cluster.map_shared_rank(memory.acc, b)[row * tile.width + column];
+  }
+  fold.add();
+  tile.out(row)[column] = from_float<Float>(__fdiv_rn(fold.mixed, fold.total));
 }
 
 template <class Worker>
@@ -185,17 +210,21 @@ __global__ void __launch_bounds__(kAttnThreads, 1) block_attn_kernel(BlockAttnAr
       poison_row(reinterpret_cast<char*>(tile.out(row)), tile.width * int64_t(sizeof(Float)));
     return;
   }
-  const int query_stride = Worker::query_stride(tile.dim);
+  const int query_stride = Worker::query_stride(tile.dim), num_tiles = tile.num_tiles();
   const AttnMemory<Float, typename Worker::Stored> memory(bytes, query_stride, int(a.block_size), tile.dim);
-  stage_heads(tile, memory, query_stride, rank);
-  __syncthreads();
   Worker worker(tile, memory, warp);
-  for (int k = rank * kAttnWarps + warp; k < tile.num_tiles(); k += kAttnWorkers)
-    worker.add_keys((tile.first_tile() + k) * kTileKeys);
+  int k = warp * kAttnCluster + rank;
+  worker.fetch((tile.first_tile() + k) * kTileKeys);
+  stage_heads<Worker::kPairs>(tile, memory, query_stride, rank);
+  __syncthreads();
+  worker.load_queries();
+  for (; k < num_tiles; k += kAttnWorkers) worker.add_keys((tile.first_tile() + k) * kTileKeys);
   __syncthreads();  // the block's own keys make room
   worker.store();
+  __syncthreads();
+  fold_warps(tile, memory);
   cluster.sync();
-  fold_rows(tile, memory, cluster);
+  fold_blocks(tile, memory, cluster);
   cluster.sync();  // a block's shared memory must outlive its readers
 }
 

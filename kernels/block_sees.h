@@ -10,7 +10,7 @@
 
 namespace kdtree {
 
-constexpr int64_t kMaxHeadDim = 256, kMaxBlockSize = 64;  // of block_attn
+constexpr int64_t kMaxHeadDim = 256, kMaxBlockSize = 64;  // of the operations of block drafters
 
 struct KeyRange {
   int64_t begin, end;

@@ -1,6 +1,7 @@
 // context_append: keys and values of committed tokens, for all layers of a drafter. Checks everything before it writes.
 #include <cstring>
 
+#include "block_sees.h"
 #include "head_norm.h"
 #include "op_args.h"
 #include "parallel.h"
@@ -32,7 +33,7 @@ void context_append(const ContextAppendArgs& a) {
 }  // namespace
 
 int context_append_cpu(const ContextAppendArgs& a) {
-  if (a.dim % 2) return kUnsupported;
+  if (a.dim % 2 || a.dim > kMaxHeadDim) return kUnsupported;
   for (int64_t t = 0; t < a.num_rows; ++t) {
     const int64_t stream = a.stream[t], position = a.position[t];
     if (position == -1) continue;

@@ -1,7 +1,8 @@
 // One head of a query or key, normalised and turned: rms_norm with the head's weights, then rope, each operation rounded
 // in FP32 and the result once to its type.
 //
-// Order of additions: lane t of 8 adds the squares of elements t, t + 8, … by fma; the lanes are added across 4, 2, 1.
+// Order of additions: lane t of 8 adds the squares of elements i and i + dim / 2 by fma, i = t, t + 8, …; the lanes are
+// added across 4, 2, 1.
 #pragma once
 #include "cuda_common.cuh"
 
@@ -9,33 +10,45 @@ namespace kdtree {
 
 constexpr int kHeadLanes = 8;  // neighbouring lanes that share a head
 
-// All lanes of a warp call this, those without a head with x = nullptr. cos_sin: of the head's position. `out` may be FP32
-// for a head of BF16: its values are rounded all the same.
-template <class Float, class Stored>
+// All lanes of a warp call this, those without a head with x = nullptr. dim is at most 2 * kHeadLanes * kPairs: everything
+// is loaded before anything is waited for. cos_sin: of the head's position. `out` may be FP32 for a head of BF16: its
+// values are rounded all the same.
+template <int kPairs, class Float, class Stored>
 __device__ __forceinline__ void norm_and_turn(const Float* x, const Float* weight, float eps, const float* cos_sin, int dim,
                                               Stored* out) {
   const int lane = threadIdx.x % kHeadLanes, half = dim / 2;
+  float first[kPairs], second[kPairs], cosine[kPairs], sine[kPairs];
+  Float weights[kPairs][2];
   float squares = 0.0f;
-  if (x != nullptr) {
-#pragma unroll 4
-    for (int i = lane; i < dim; i += kHeadLanes) squares = __fmaf_rn(to_float(x[i]), to_float(x[i]), squares);
+#pragma unroll
+  for (int p = 0; p < kPairs; ++p) {
+    const int i = lane + p * kHeadLanes;
+    first[p] = second[p] = 0.0f;
+    if (x == nullptr || i >= half) continue;
+    first[p] = to_float(x[i]), second[p] = to_float(x[i + half]);
+    weights[p][0] = weight[i], weights[p][1] = weight[i + half];
+    cosine[p] = cos_sin[i], sine[p] = cos_sin[i + half];
   }
+#pragma unroll
+  for (int p = 0; p < kPairs; ++p)
+    squares = __fmaf_rn(second[p], second[p], __fmaf_rn(first[p], first[p], squares));
 #pragma unroll
   for (int offset = kHeadLanes / 2; offset > 0; offset /= 2)
     squares += __shfl_xor_sync(0xffffffffu, squares, offset);
   if (x == nullptr) return;
   const float scale = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(squares, float(dim)), eps)));
-#pragma unroll 4
-  for (int i = lane; i < half; i += kHeadLanes) {
-    const float a = __fmul_rn(__fmul_rn(to_float(x[i]), scale), to_float(weight[i]));
-    const float b = __fmul_rn(__fmul_rn(to_float(x[i + half]), scale), to_float(weight[i + half]));
-    const float cosine = cos_sin[i], sine = cos_sin[i + half];
-    const Float first = from_float<Float>(__fsub_rn(__fmul_rn(a, cosine), __fmul_rn(b, sine)));
-    const Float second = from_float<Float>(__fadd_rn(__fmul_rn(b, cosine), __fmul_rn(a, sine)));
+#pragma unroll
+  for (int p = 0; p < kPairs; ++p) {
+    const int i = lane + p * kHeadLanes;
+    if (i >= half) continue;
+    const float a = __fmul_rn(__fmul_rn(first[p], scale), to_float(weights[p][0]));
+    const float b = __fmul_rn(__fmul_rn(second[p], scale), to_float(weights[p][1]));
+    const Float low = from_float<Float>(__fsub_rn(__fmul_rn(a, cosine[p]), __fmul_rn(b, sine[p])));
+    const Float high = from_float<Float>(__fadd_rn(__fmul_rn(b, cosine[p]), __fmul_rn(a, sine[p])));
     if constexpr (sizeof(Stored) == sizeof(Float))
-      out[i] = first, out[i + half] = second;
+      out[i] = low, out[i + half] = high;
     else
-      out[i] = to_float(first), out[i + half] = to_float(second);
+      out[i] = to_float(low), out[i + half] = to_float(high);
   }
 }
 

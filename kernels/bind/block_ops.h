@@ -16,7 +16,8 @@ Dtype expect_context(const Device& call, const Tensor& keys, const Tensor& value
   call.expect("keys", keys, keys.scalar_type(), {-1, -1, -1, -1, -1}, symbols);
   const auto want = keys.sizes();
   call.expect("values", values, keys.scalar_type(), {want[0], want[1], want[2], want[3], want[4]}, symbols);
-  KDTREE_CHECK(want[4] % 2 == 0, call.op(), ": keys: expected an even last dimension d, got ", want[4]);
+  KDTREE_CHECK(want[4] % 2 == 0 && want[4] <= kMaxHeadDim, call.op(), ": keys: expected an even last dimension d of at most ",
+               kMaxHeadDim, ", got ", want[4]);
   call.expect("cos_sin", cos_sin, at::kFloat, {-1, want[4]}, "[Q, d]");
   expect_finite(call.op(), "eps", eps);
   KDTREE_CHECK(eps >= 0, call.op(), ": eps: expected at least 0, got ", eps);
@@ -55,7 +56,7 @@ Tensor block_attn(const Tensor& qkv, const Tensor& query_norm, const Tensor& key
   const Device call(op, "qkv", qkv);
   const Dtype dtype = expect_context(call, keys, values, cos_sin, eps);
   const int64_t num_kv_heads = keys.size(3), dim = keys.size(4);
-  expect_range(op, "head dimension d", dim, 2, kMaxHeadDim);
+  expect_at_least(op, "head dimension d", dim, 2);
   expect_range(op, "layer", layer, 0, keys.size(2) - 1);
   call.expect("qkv", qkv, keys.scalar_type(), {-1, -1, -1}, "[A, b, (H + 2K) d]");
   const int64_t num_blocks = qkv.size(0), block_size = qkv.size(1), num_heads = qkv.size(2) / dim - 2 * num_kv_heads;

@@ -310,6 +310,7 @@ inline void check(const ContextAppendArgs& a, Checks& c) {
   c.dtype("dtype", a.dtype);
   c.sizes({{"num_rows", a.num_rows}, {"num_layers", a.num_layers}, {"num_heads", a.num_heads}, {"dim", a.dim},
            {"num_streams", a.num_streams}, {"num_slots", a.num_slots}, {"num_positions", a.num_positions}});
+  c.range("dim", a.dim, 0, kMaxHeadDim);
   c.expect(a.dim % 2 == 0, "dim: expected an even number, got an odd one");
   c.floats("kv", a.kv, a.dtype, {a.num_rows, 2, a.num_layers, a.num_heads, a.dim}, "[T, 2, Y, K, d]");
   c.floats("key_norm", a.key_norm, a.dtype, {a.num_layers, a.dim}, "[Y, d]");

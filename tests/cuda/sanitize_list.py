@@ -257,8 +257,8 @@ def block_attn_forms(t: int, *forms: tuple[Any, ...]) -> Forms:
     ]
 
 
-BLOCK_FORMS = ((40, 16, 37), (20, 3, 37, 7, True), (128, 5, 560), (136, 2, 20, 30))
-"""All head lengths that have a kernel of their own; the third wraps around the 32 warps of a cluster."""
+BLOCK_FORMS = ((40, 16, 37), (20, 3, 37, 7, True), (128, 5, 1040), (136, 2, 20, 30))
+"""All head lengths that have a kernel of their own; the third wraps around the 64 warps of a cluster."""
 
 
 # --- trees ---------------------------------------------------------------------------------------------------------
