@@ -32,6 +32,7 @@ import os
 import secrets
 import stat
 import struct
+import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -113,6 +114,17 @@ def _plain(path: Any, name: Any, tensor: np.ndarray | Bf16) -> tuple[str, np.nda
     if array.ndim > MAX_RANK:
         fail(path, where, "shape", f"at most {MAX_RANK} dimensions", array.ndim)
     return dtype, np.asarray(array, dtype=DTYPES[dtype], order="C")
+
+
+def expect_writable(folder: Path, option: str = "--out") -> None:
+    """Make `folder` and write to it for a moment: rather an error now than behind the work whose result it is to hold.
+    Raises ValueError where that fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"{option}: expected a folder to write to, got {folder} ({error.strerror})") from error
 
 
 def write_atomically(path: str | os.PathLike, chunks: Iterable[Any]) -> None:

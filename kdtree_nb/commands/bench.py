@@ -105,6 +105,7 @@ def measure(
     import torch
 
     from kdtree_nb import bench
+    from kdtree_nb.kdtr import expect_writable
     from kdtree_nb.native import require
 
     if device == "cuda" or ranks:
@@ -112,7 +113,7 @@ def measure(
     failures: list[Failure] = []
     path, is_first = None, ranks is None or ranks.rank == 0
     if target and is_first:
-        common.expect_writable(target.parent if target.suffix == ".json" else target)
+        expect_writable(target.parent if target.suffix == ".json" else target)
 
     def keep(measurements: list[Measurement]) -> None:
         nonlocal path

@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, keep the cost model, and print it."""
+    from kdtree_nb.kdtr import expect_writable
     from kdtree_nb.speculate import calibrate, save_cost
     from kdtree_nb.speculate.cost_store import cost_key, cost_path
     from kdtree_nb.speculate.measure_cost import Effort
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     )  # fmt: skip
     named = [common.make_drafter(name) for name in args.drafter or ["ngram"]]
     drafters = [drafter for drafter in named if drafter is not None]
-    common.expect_writable(cost_path(cost_key(model, "host"), args.out).parent)
+    expect_writable(cost_path(cost_key(model, "host"), args.out).parent)
     cost = calibrate(model, drafters, effort, show_progress=not args.json)
     path = save_cost(cost, args.out)
     print(json.dumps(cost.to_dict()) if args.json else _table(cost, path))

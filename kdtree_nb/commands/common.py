@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import os
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,17 +84,6 @@ def drafting(args: argparse.Namespace, is_ar: bool = False) -> Drafting:
     name = "ngram" if args.drafter is None else args.drafter
     nodes = 16 if args.budget is None else args.budget
     return Drafting(name, make_drafter(name), nodes, args.mode or "tree")
-
-
-def expect_writable(folder: Path, option: str = "--out") -> None:
-    """Make `folder` and write to it for a moment: rather an error now than behind the work whose result it is to hold.
-    Raises ValueError where that fails."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ValueError(f"{option}: expected a folder to write to, got {folder} ({error.strerror})") from error
 
 
 @contextlib.contextmanager

@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
     from kdtree_nb import bench
     from kdtree_nb.bench import acceptance
+    from kdtree_nb.kdtr import expect_writable
 
     budgets = tuple(args.budgets or acceptance.BUDGETS)
     _check(args, budgets)
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--drafter: expected a drafter, got none")
     model = common.load(args)
     if args.out:  # rather an error now than behind the evaluation
-        common.expect_writable(args.out.parent if args.out.suffix == ".json" else args.out)
+        expect_writable(args.out.parent if args.out.suffix == ".json" else args.out)
     sets = _sets(args, model)
     checked = tuple(_budget(word) for word in args.check)
     prompts = {name: found.prompts for name, found in sets.items()}

@@ -22,7 +22,7 @@ import torch
 from tqdm.auto import tqdm
 
 from kdtree_nb.config import ModelConfig
-from kdtree_nb.kdtr import Bf16, write_atomically, write_kdtr
+from kdtree_nb.kdtr import Bf16, expect_writable, write_atomically, write_kdtr
 from kdtree_nb.train.corpus import Corpus, load_corpus
 from kdtree_nb.train.optimizers import apply_update, lr_share, make_optimizers
 from kdtree_nb.train.plain_model import PlainModel, export_tensors, import_tensors
@@ -166,6 +166,7 @@ def provenance(args: argparse.Namespace, corpus: Corpus, device: torch.device) -
 def main(argv: list[str] | None = None, prog: str = PROGRAM) -> None:
     """Train, round, measure and save. prog: the command's name in its help."""
     args = parse_args(argv, prog)
+    expect_writable(args.out.parent)
     device = torch.device(args.device)
     recipe = Recipe(args.steps, args.batch_bytes, num_eval_windows=args.eval_windows, seed=args.seed)
     corpus = load_corpus(args.corpus)

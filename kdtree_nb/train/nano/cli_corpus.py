@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from kdtree_nb.kdtr import expect_writable
 from kdtree_nb.train.nano.manifest import make_manifest, pinned_documents, read_manifest, write_manifest
 from kdtree_nb.train.nano.tokenizer import TOKENIZER_PATH, VOCAB_SIZE, fingerprint, save_tokenizer, train_bpe
 from kdtree_nb.train.nano.tokens import pinned_corpus, save_tokens
@@ -32,6 +33,7 @@ def _tokenizer(argv: list[str], prog: str) -> None:
     parser.add_argument("--out", type=Path, default=TOKENIZER_PATH, help="JSON file to write (default: %(default)s)")
     parser.add_argument("--vocab", type=int, default=VOCAB_SIZE, help="entries (default: %(default)s)")
     args = parser.parse_args(argv)
+    expect_writable(args.out.parent)
     manifest = read_manifest(args.manifest)
     documents = [d for kind in ("code", "prose") for d in pinned_documents(manifest, kind, "train")]
     save_tokenizer(args.out, train_bpe(documents, args.vocab))
@@ -45,6 +47,7 @@ def _pack(argv: list[str], prog: str) -> None:
     parser.add_argument("--out", type=Path, required=True, help="file to write")
     parser.add_argument("--plain", action="store_true", help="uncompressed: larger, and read at once")
     args = parser.parse_args(argv)
+    expect_writable(args.out.parent)
     corpus = pinned_corpus(read_manifest(args.manifest), args.tokenizer)
     save_tokens(args.out, corpus, packed=not args.plain)
     counts = {name: record["num_tokens"] for name, record in corpus.record["streams"].items()}
