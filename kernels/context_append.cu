@@ -9,7 +9,7 @@ namespace {
 constexpr int kThreads = 128, kHeadsAtOnce = kThreads / kHeadLanes;
 
 template <class Float, int kPairs>
-__global__ void __launch_bounds__(kThreads, kPairs > 8 ? 2 : 4) context_append_kernel(ContextAppendArgs a) {
+__global__ void __launch_bounds__(kThreads, 1) context_append_kernel(ContextAppendArgs a) {
   wait_for_previous_kernel();
   allow_next_kernel();
   const int64_t row = blockIdx.x;
