@@ -265,12 +265,12 @@ def test_no_step_is_launched_that_likely_comes_too_late(tiny2, prompts, ar, call
     """A drafter that is always right: of 24 tokens, six a step, the last steps are not launched in vain."""
     monkeypatch.setattr(engine_module, "_kind", lambda use_graphs, device: engine_module.DEVICE)
     want = ar("tiny2")[0].tokens
-    known = torch.tensor([prompts["tiny2"][0] + want + [0] * 8])
+    known = torch.tensor(prompts["tiny2"][0] + want + [0] * 8, device=tiny2.device)
 
     def fill(logits, state):
         for depth in range(1, 6):
-            place = (state.prefix_len.long() + depth).clamp(max=known.shape[1] - 1)
-            logits[0, depth - 1].index_fill_(0, known.to(logits.device)[0].index_select(0, place), 30.0)
+            place = (state.prefix_len.long() + depth).clamp(max=len(known) - 1)
+            logits[0, depth - 1].index_fill_(0, known.index_select(0, place), 30.0)
 
     engine = Engine(tiny2, Broken(5, (1, 5, 331), fill), 5)
     got = engine.generate_ddtree(prompts["tiny2"][0], NUM_TOKENS, stop_token_ids=())
