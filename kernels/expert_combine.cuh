@@ -6,7 +6,7 @@
 namespace kdtree {
 
 constexpr int kCombineThreads = 128, kCombineFewThreads = 64;
-constexpr int kFewRows = 16;        // too few for wide vectors to fill the device
+constexpr int64_t kFewOutputs = 16 * 7168;  // too few for wide vectors to fill the device
 constexpr int kExpertsAtOnce = 8;   // whose sums are read together
 
 struct CombineArgs {
@@ -21,6 +21,8 @@ struct CombineArgs {
   int dim, top_k, num_experts;
   int first_segment, end_segment;  // that are summed here; others count as -0, which changes no sum
   bool out_f32;
+  // Bit by segment: those that are not empty, of partials and of shared_partials. The sum of an empty one is +0 and lies nowhere.
+  unsigned in_use, shared_in_use;
 
   __device__ bool mine(int s) const { return s >= first_segment && s < end_segment; }
 };
@@ -43,13 +45,13 @@ __device__ __forceinline__ void store_sum(const CombineArgs& a, const float (&su
 // --- many rows -------------------------------------------------------------------------------------------------------
 
 template <int kWidth>
-__device__ __forceinline__ void add_segments(const CombineArgs& a, const float* partials, float weight,
+__device__ __forceinline__ void add_segments(const CombineArgs& a, const float* partials, unsigned in_use, float weight,
                                              float (&sum)[kWidth][kNumSegments]) {
   struct alignas(kWidth * 4) Vector { float value[kWidth]; } v[kNumSegments];
   const int64_t dim = a.dim;
 #pragma unroll
   for (int s = 0; s < kNumSegments; ++s)
-    if (a.mine(s)) v[s] = *reinterpret_cast<const Vector*>(partials + s * dim);
+    if (a.mine(s)) v[s] = in_use >> s & 1 ? *reinterpret_cast<const Vector*>(partials + s * dim) : Vector{};
 #pragma unroll
   for (int s = 0; s < kNumSegments; ++s)
     if (a.mine(s))
@@ -75,9 +77,9 @@ __global__ void __launch_bounds__(kCombineThreads, 4) combine_kernel(CombineArgs
     const int64_t pair = row * a.top_k + k;
     const int id = a.expert_id[pair];
     if (id < 0 || id >= a.num_experts) valid = false;
-    else if (a.partials) add_segments<kWidth>(a, a.partials + pair * kNumSegments * dim + d, a.weight[pair], sum);
+    else if (a.partials) add_segments<kWidth>(a, a.partials + pair * kNumSegments * dim + d, a.in_use, a.weight[pair], sum);
   }
-  if (a.shared_partials) add_segments<kWidth>(a, a.shared_partials + row * kNumSegments * dim + d, 1.0f, sum);
+  if (a.shared_partials) add_segments<kWidth>(a, a.shared_partials + row * kNumSegments * dim + d, a.shared_in_use, 1.0f, sum);
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) store_sum<T>(a, sum[i], valid, row * dim + d + i);
 }
@@ -85,10 +87,13 @@ __global__ void __launch_bounds__(kCombineThreads, 4) combine_kernel(CombineArgs
 // --- few rows --------------------------------------------------------------------------------------------------------
 
 // Of one output the segment sums of an expert.
-__device__ __forceinline__ void load_segments(const CombineArgs& a, const float* partials, float (&v)[kNumSegments]) {
+__device__ __forceinline__ void load_segments(const CombineArgs& a, const float* partials, unsigned in_use,
+                                              float (&v)[kNumSegments]) {
 #pragma unroll
-  for (int s = 0; s < kNumSegments; ++s)
-    if (a.mine(s)) v[s] = partials[int64_t(s) * a.dim];
+  for (int s = 0; s < kNumSegments; ++s) {
+    v[s] = 0.f;
+    if (a.mine(s) && (in_use >> s & 1)) v[s] = partials[int64_t(s) * a.dim];
+  }
 }
 
 __device__ __forceinline__ void add_segments(const CombineArgs& a, const float (&v)[kNumSegments], float weight,
@@ -110,7 +115,7 @@ __global__ void __launch_bounds__(kCombineFewThreads, 8) combine_few_kernel(Comb
   float sum[kNumSegments], shared[kNumSegments];
 #pragma unroll
   for (int s = 0; s < kNumSegments; ++s) sum[s] = a.mine(s) ? 0.f : -0.f;
-  if (a.shared_partials) load_segments(a, a.shared_partials + row * expert_stride + d, shared);
+  if (a.shared_partials) load_segments(a, a.shared_partials + row * expert_stride + d, a.shared_in_use, shared);
   bool valid = true;
 #pragma unroll 1
   for (int begin = 0; begin < a.top_k; begin += kExpertsAtOnce) {
@@ -122,7 +127,7 @@ __global__ void __launch_bounds__(kCombineFewThreads, 8) combine_few_kernel(Comb
       if (k >= count) continue;
       const int id = a.expert_id[first + k];
       weight[k] = a.weight[first + k];
-      if (a.partials) load_segments(a, a.partials + (first + k) * expert_stride + d, v[k]);
+      if (a.partials) load_segments(a, a.partials + (first + k) * expert_stride + d, a.in_use, v[k]);
       valid = valid && id >= 0 && id < a.num_experts;
     }
 #pragma unroll
@@ -137,7 +142,7 @@ __global__ void __launch_bounds__(kCombineFewThreads, 8) combine_few_kernel(Comb
 
 template <class T>
 int combine_experts(const CombineArgs& a, void* stream) {
-  const bool few = a.num_rows <= kFewRows;
+  const bool few = a.num_rows * a.dim <= kFewOutputs;
   const int width = !few && a.dim % 4 == 0 ? 4 : 1, threads = few ? kCombineFewThreads : kCombineThreads;
   LaunchShape shape;
   shape.grid = dim3(static_cast<unsigned>(a.num_rows), static_cast<unsigned>(ceil_div(a.dim, threads * width)));

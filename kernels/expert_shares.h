@@ -5,6 +5,14 @@
 
 namespace kdtree {
 
+constexpr int kFewSegments = 2;  // of a down product: a warp for each of eight would leave most idle
+
+// The segments of a down product of the experts, or of the shared one, that are summed here.
+inline Segments down_segments(const MoeExpertsArgs& a, bool is_shared) {
+  const SegmentShare share{is_shared ? a.whole_shared_width : a.whole_width, a.first_segment, a.num_segments};
+  return {is_shared ? a.shared_width : a.width, share};
+}
+
 // Whole experts, or the same segments of the routed experts' width and of the shared one's, without a residual.
 inline bool shares_fit(const MoeExpertsArgs& a) {
   if (a.num_segments == 0) return true;

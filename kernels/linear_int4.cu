@@ -120,7 +120,8 @@ const LinearShape& int4_partial_shape(int index) { return kPartialShapes[index];
 // Measured at 8 rows of an expert (tests/cuda/run_int4.py); with fewer blocks than multiprocessors several share a tile.
 Int4ExpertShapes choose_int4_experts(const MoeExpertsArgs& a, const LinearDevice& device) {
   const int rows_per_item = moe_rows_per_item(a);
-  const bool share = a.num_segments > 0 && a.num_segments <= 2;
+  const Segments segments = down_segments(a, false);
+  const bool share = segments.end - segments.first_in_use() <= kFewSegments;
   if (rows_per_item == 32) return {k32, share ? 14 : 5};
   if (rows_per_item == 64) return {k64, share ? 15 : 9};
   const int64_t blocks = std::min(a.num_rows * a.top_k, a.num_experts) * ceil_div(2 * a.width, 128);  // at most

@@ -79,12 +79,6 @@ void sort_pairs(const MoeExpertsArgs& a, int64_t routed, int64_t shared, Plan<Fl
   for (int64_t t = 0; t < shared; ++t) plan.row[routed + t] = int32_t(t);
 }
 
-// The segments of a down projection that are summed here.
-Segments down_segments(const MoeExpertsArgs& a, bool is_shared) {
-  const SegmentShare share{is_shared ? a.whole_shared_width : a.whole_width, a.first_segment, a.num_segments};
-  return {is_shared ? a.shared_width : a.width, share};
-}
-
 template <class Float>
 void place_segments(const MoeExpertsArgs& a, Plan<Float>& plan) {
   const Segments routed = down_segments(a, false), shared = down_segments(a, a.shared_gate_up != nullptr);

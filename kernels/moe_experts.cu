@@ -68,7 +68,10 @@ struct Experts {
   int run_products(const TileArgs& experts, const TileArgs& shared) const {
     const LinearShape* int4 = !a.int4 ? nullptr : kPartials ? &int4_partial_shape(shapes.down) : &int4_shape(shapes.up);
     if (is_beside()) {
-      if (int4 == nullptr) return launch_beside<typename ExpertTiles<T, kPartials>::Rows8>(shared, experts, stream);
+      using Tiles = ExpertTiles<T, kPartials>;
+      if (int4 == nullptr)
+        return has_few_segments(experts) ? launch_beside<typename Tiles::Share8>(shared, experts, stream)
+                                         : launch_beside<typename Tiles::Rows8>(shared, experts, stream);
       if (int4->run_beside != nullptr) return int4->run_beside(shared, experts, stream);
     }
     if (has_routed())
@@ -105,10 +108,20 @@ struct Experts {
   }
 
   int down() const {
-    const TileArgs experts = product(at<void>(w.hidden), a.width, a.down, at<void>(w.partials), a.dim, share(a.whole_width));
-    const TileArgs shared = product(at<void>(w.shared_hidden), a.shared_width, a.shared_down, at<void>(w.shared_partials), a.dim,
+    TileArgs experts = product(at<void>(w.hidden), a.width, a.down, at<void>(w.partials), a.dim, share(a.whole_width));
+    TileArgs shared = product(at<void>(w.shared_hidden), a.shared_width, a.shared_down, at<void>(w.shared_partials), a.dim,
                                     share(a.whole_shared_width));
+    experts.first_segment = down_segments(a, false).first_in_use();  // the sums of empty ones are not written
+    shared.first_segment = down_segments(a, true).first_in_use();
     return run_products<true>(of_experts(experts, 1), shared);
+  }
+
+  // Bit by segment of a down product: is it summed here and not empty?
+  unsigned in_use(bool is_shared) const {
+    const Segments segments = down_segments(a, is_shared);
+    unsigned bits = 0;
+    for (int s = segments.first; s < segments.end; ++s) bits |= unsigned(!segments.empty(s)) << s;
+    return bits;
   }
 
   int combine() const {
@@ -119,7 +132,7 @@ struct Experts {
                            a.residual ? static_cast<const T*>(a.residual) + row * a.dim : nullptr,
                            static_cast<char*>(a.out) + row * a.dim * (out_f32 ? 4 : sizeof(T)),
                            a.num_rows_device, num_rows, row, static_cast<int>(a.dim), static_cast<int>(a.top_k),
-                           static_cast<int>(a.num_experts), first, end, out_f32};
+                           static_cast<int>(a.num_experts), first, end, out_f32, in_use(false), in_use(true)};
     return combine_experts<T>(c, stream);
   }
 

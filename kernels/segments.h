@@ -60,6 +60,13 @@ struct Segments {
     return false;
   }
 
+  // The first that is summed here and not empty; `end` where there is none.
+  int first_in_use() const {
+    int s = first;
+    while (s < end && empty(s)) ++s;
+    return s;
+  }
+
   // The last that is not empty; -1 where there is none.
   int last() const {
     int s = end - 1;
