@@ -92,10 +92,11 @@ def moe_experts_share(t: int) -> dict[str, Any]:
             "num_segments": 4}  # fmt: skip
 
 
-def experts_int4(rows: int = 9, width: int = 32, shared: int = 5) -> dict[str, Any]:
+def experts_int4(rows: int = 9, width: int = 32, shared: int = 5, experts: int = 3) -> dict[str, Any]:
     dim = 96
-    return {**moe_experts(BF16, rows), "x": real(rows, dim, dtype=BF16), "gate_up": packed_int4(3, 2 * width, dim),
-            "down": packed_int4(3, dim, width), "residual": real(rows, dim, dtype=BF16), "dtype": BF16,
+    return {**moe_experts(BF16, rows, experts), "x": real(rows, dim, dtype=BF16),
+            "gate_up": packed_int4(experts, 2 * width, dim),
+            "down": packed_int4(experts, dim, width), "residual": real(rows, dim, dtype=BF16), "dtype": BF16,
             "shared_gate_up": real(*packed_shape(1, 2 * shared, dim), dtype=BF16), "dim": dim, "width": width,
             "shared_down": real(*packed_shape(1, dim, shared), dtype=BF16), "out": out(rows, dim, dtype=BF16),
             "int4": True}  # fmt: skip
@@ -103,6 +104,11 @@ def experts_int4(rows: int = 9, width: int = 32, shared: int = 5) -> dict[str, A
 
 def experts_int4_few() -> dict[str, Any]:
     return experts_int4(5)
+
+
+def experts_int4_some() -> dict[str, Any]:
+    """More rows than a tile of few has, each expert's in one."""
+    return experts_int4(11, experts=6)
 
 
 def experts_int4_whole() -> dict[str, Any]:
@@ -123,5 +129,6 @@ EXPERT_CASES: dict[str, Forms] = {
     "moe_experts:spread": of_dtypes("moe_experts", moe_experts_spread),
     "moe_experts:INT4": of_one("moe_experts", experts_int4, "INT4"),
     "moe_experts:INT4 few": of_one("moe_experts", experts_int4_few, "INT4"),
+    "moe_experts:INT4 some": of_one("moe_experts", experts_int4_some, "INT4"),
     "moe_experts:INT4 whole": of_one("moe_experts", experts_int4_whole, "INT4"),
 }
