@@ -459,6 +459,31 @@ struct StepCommitArgs {
   int64_t num_streams, max_depth, num_rows, vocab_size, num_text_slots, ring_size;   // S L T V P R
 };
 
+// What a drafter that wants hidden states is given of a verified step: those of the root and of the accepted nodes of each
+// active stream, the outputs of num_layers layers side by side. Where there is no token (a stream that is not active, or
+// behind its path) features are zeros, stream and position -1. On CUDA a token whose row lies outside has features of NaN
+// and position -1.
+struct AcceptedFeaturesArgs {
+  const void* hidden_0;           // Float [T, D], behind the first of the layers; from the num_layers-th on not looked at
+  const void* hidden_1;           // Float [T, D], and so on
+  const void* hidden_2;
+  const void* hidden_3;
+  const void* hidden_4;
+  const void* hidden_5;
+  const void* hidden_6;
+  const void* hidden_7;
+  const int32_t* first_row;       // [S] the row of each stream's root
+  const int32_t* prefix_len;      // [S] its position
+  const int32_t* accepted_path;   // [S, L], see TreeAcceptArgs
+  const int32_t* num_accepted;    // [S]
+  const int32_t* active;          // [S] 1 or 0
+  void* features;                 // Float [S, L + 1, num_layers, D]
+  int32_t* stream;                // [S, L + 1]
+  int32_t* position;              // [S, L + 1]
+  int64_t num_layers, num_rows, num_streams, max_depth, dim;   // 1 … 8, T S L D
+  Dtype dtype;
+};
+
 #ifdef __cplusplus
 
 int embed_cpu(const EmbedArgs&);
@@ -489,6 +514,7 @@ int tree_build_cpu(const TreeBuildArgs&);
 int tree_rows_cpu(const TreeRowsArgs&);
 int tree_accept_cpu(const TreeAcceptArgs&);
 int step_commit_cpu(const StepCommitArgs&);
+int accepted_features_cpu(const AcceptedFeaturesArgs&);
 
 int embed_cuda(const EmbedArgs&, void* stream);
 int rms_norm_cuda(const RmsNormArgs&, void* stream);
@@ -518,6 +544,7 @@ int tree_build_cuda(const TreeBuildArgs&, void* stream);
 int tree_rows_cuda(const TreeRowsArgs&, void* stream);
 int tree_accept_cuda(const TreeAcceptArgs&, void* stream);
 int step_commit_cuda(const StepCommitArgs&, void* stream);
+int accepted_features_cuda(const AcceptedFeaturesArgs&, void* stream);
 int64_t moe_experts_cuda_workspace_bytes(const MoeExpertsArgs&);
 int64_t verify_attn_cuda_workspace_bytes(const VerifyAttnArgs&);
 int64_t draft_topk_cuda_workspace_bytes(const DraftTopkArgs&);

@@ -67,7 +67,8 @@ def _remember(drafter: AttachedDrafter, hidden: list[torch.Tensor], starts: list
     ]
     if pairs:
         stream, position = torch.tensor(pairs, device=hidden[0].device).T
-        drafter.remember([states[stream, position] for states in hidden], stream.int(), position.int())
+        features = torch.cat([states[stream, position] for states in hidden], 1)
+        drafter.remember(features, stream.int(), position.int())
 
 
 class Followed:

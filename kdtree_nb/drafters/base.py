@@ -90,8 +90,8 @@ class AttachedDrafter(Protocol):
         """As a Drafter. All tokens of a stream but its last one have been given to `remember` by then."""
         ...
 
-    def remember(self, hidden: Sequence[torch.Tensor], stream: torch.Tensor, position: torch.Tensor) -> None:
-        """The hidden states float [T, D] after each of the feature layers, of T committed tokens.
+    def remember(self, features: torch.Tensor, stream: torch.Tensor, position: torch.Tensor) -> None:
+        """Float [T, nD]: the hidden states after each of the n feature layers, side by side, of T committed tokens.
 
         stream, position: i32 [T], where the tokens stand. A position of -1 says that there is no token: anything may
         then be in the other values. It is captured, as `draft_on_device` is. A position may come again in a later text.

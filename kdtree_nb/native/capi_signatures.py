@@ -63,6 +63,9 @@ TEXT = {
     "step_commit": "accepted_path[S L] num_accepted[S] num_nodes[S] target_token[T] row_begin[S] is_stop[V] "
     "prefix_len![S] bonus![S] remaining![S] active![S] text![S P] ring![R 5+L S] step![1] -> ; num_streams=S "
     "max_depth=L num_rows=T vocab_size=V num_text_slots=P ring_size=R",
+    "accepted_features": "hidden_0[T D] hidden_1?[T D] hidden_2?[T D] hidden_3?[T D] hidden_4?[T D] hidden_5?[T D] "
+    "hidden_6?[T D] hidden_7?[T D] first_row[S] prefix_len[S] accepted_path[S L] num_accepted[S] active[S] -> "
+    "features[S*L+S N*D] stream[S*L+S] position[S*L+S] ; num_layers=N num_rows=T num_streams=S max_depth=L dim=D",
 }
 
 

@@ -5,6 +5,7 @@ that round take `rounding`: `exact` (default) or `round_bf16`.
 """
 
 from kdtree_nb.reference.absorb_query import absorb_query
+from kdtree_nb.reference.accepted_features import accepted_features
 from kdtree_nb.reference.add_partials import add_partials
 from kdtree_nb.reference.argmax import argmax
 from kdtree_nb.reference.block_attn import block_attn, block_sees, context_append
@@ -49,6 +50,7 @@ __all__ = [
     "Tree",
     "Weights",
     "absorb_query",
+    "accepted_features",
     "add_partials",
     "all_prefixes",
     "argmax",

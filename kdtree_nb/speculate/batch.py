@@ -246,10 +246,10 @@ class Batch:
             longest = max(map(len, accepted.paths))
             begin = itertools.accumulate(verified.num_nodes[:-1], initial=0)
             first_row = torch.tensor(list(begin), dtype=torch.int32, device=self.device)
-            took_part = torch.tensor(verified.num_nodes, device=self.device)
+            took_part = torch.tensor(verified.num_nodes, dtype=torch.int32, device=self.device)
             remember_accepted(
                 self.forward.features.reader, verified.hidden, first_row, self.prefix_len,
-                accepted.path[:, :longest], accepted.num_accepted, took_part,
+                accepted.path[:, :longest].contiguous(), accepted.num_accepted, took_part,
             )  # fmt: skip
 
     @timed("compact")

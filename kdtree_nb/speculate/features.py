@@ -8,6 +8,7 @@ import torch
 
 from kdtree_nb.drafters import AnyDrafter, AttachedDrafter, Drafter, FeatureDrafter
 from kdtree_nb.model import LatentCache, Model
+from kdtree_nb.native import ops
 
 
 class Features:
@@ -38,9 +39,9 @@ class Features:
         return self.reader
 
     def remember(self, hidden: Iterable[torch.Tensor], stream: torch.Tensor, position: torch.Tensor) -> None:
-        """Hand on the hidden states of committed tokens; see AttachedDrafter."""
+        """Hand on the hidden states float [T, D] of committed tokens behind each layer; see AttachedDrafter."""
         if self.reader is not None:
-            self.reader.remember(list(hidden), stream, position)
+            self.reader.remember(torch.cat(list(hidden), 1), stream, position)
 
 
 def remember_accepted(
@@ -52,11 +53,4 @@ def remember_accepted(
     Per stream i32 [S]: first_row, the row of the root; prefix_len, its position; num_accepted; active. path i32 [S, L]
     holds the accepted nodes.
     """
-    S, L = path.shape
-    step = torch.arange(L + 1, dtype=torch.int32, device=path.device)
-    node = torch.cat([torch.zeros_like(num_accepted).unsqueeze(1), path], 1)
-    is_token = (step <= num_accepted.unsqueeze(1)) & (active > 0).unsqueeze(1)
-    row = (first_row.unsqueeze(1) + node).mul_(is_token).flatten()
-    position = torch.where(is_token, prefix_len.unsqueeze(1) + step, -1).flatten()
-    stream = torch.arange(S, dtype=torch.int32, device=path.device).unsqueeze(1).expand(S, L + 1).reshape(-1)
-    reader.remember([states.index_select(0, row) for states in hidden], stream, position)
+    reader.remember(*ops.accepted_features(list(hidden), first_row, prefix_len, path, num_accepted, active))

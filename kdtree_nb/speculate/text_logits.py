@@ -26,8 +26,8 @@ def text_logits(drafter: DFlash, model: Model, text: Sequence[int], anchors: Seq
     tokens = torch.tensor(list(text), device=model.device)
     streams = drafter.attach(model, 1, len(text))
     position = torch.arange(len(text), dtype=torch.int32, device=model.device)
-    hidden = [states.flatten(0, 1) for states in text_hidden(model, tokens[None], streams.feature_layers)]
-    streams.remember(hidden, torch.zeros_like(position), position)
+    hidden = torch.cat(text_hidden(model, tokens[None], streams.feature_layers), 2)
+    streams.remember(hidden[0], torch.zeros_like(position), position)
     parts = []
     for anchor in torch.tensor(list(anchors), device=model.device).split(NUM_AT_ONCE):
         parts.append(streams.logits(tokens[anchor], anchor.int(), torch.zeros_like(anchor, dtype=torch.int32)))

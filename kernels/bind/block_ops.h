@@ -3,6 +3,7 @@
 #pragma once
 #include <algorithm>
 
+#include "../accepted_token.h"
 #include "../block_sees.h"
 #include "call.h"
 
@@ -83,6 +84,43 @@ Tensor block_attn(const Tensor& qkv, const Tensor& query_norm, const Tensor& key
   }
   call.check(status);
   return out;
+}
+
+// The hidden states of n layers, side by side, where a step has accepted tokens.
+template <class Device>
+std::tuple<Tensor, Tensor, Tensor> accepted_features(at::TensorList hidden, const Tensor& first_row,
+                                                     const Tensor& prefix_len, const Tensor& accepted_path,
+                                                     const Tensor& num_accepted, const Tensor& active) {
+  const char* op = "accepted_features";
+  const Device call(op, "accepted_path", accepted_path);
+  call.expect("accepted_path", accepted_path, at::kInt, {-1, -1}, "[S, L]");
+  const int64_t num_streams = accepted_path.size(0), num_tokens = num_streams * (accepted_path.size(1) + 1);
+  for (const auto& [name, values] : {std::pair{"first_row", &first_row}, {"prefix_len", &prefix_len},
+                                     {"num_accepted", &num_accepted}, {"active", &active}})
+    call.expect(name, *values, at::kInt, {num_streams}, "[S]");
+  const int64_t num_layers = int64_t(hidden.size());
+  expect_range(op, "number of hidden", num_layers, 1, kMaxFeatureLayers);
+  const auto type = hidden[0].scalar_type();
+  const Dtype dtype = float_type(op, "hidden", hidden[0]);
+  expect_dim(op, "hidden", hidden[0], 2, "[T, D]");
+  const int64_t num_rows = hidden[0].size(0), dim = hidden[0].size(1);
+  const void* of_layer[kMaxFeatureLayers] = {};
+  for (int64_t layer = 0; layer < num_layers; ++layer) {
+    call.expect("hidden", hidden[layer], type, {num_rows, dim}, "[T, D]");
+    of_layer[layer] = hidden[layer].const_data_ptr();
+  }
+  Tensor features = call.empty({num_tokens, num_layers * dim}, type);
+  Tensor stream = call.empty({num_tokens}, at::kInt), position = call.empty({num_tokens}, at::kInt);
+  const int status = call.run(AcceptedFeaturesArgs{
+      of_layer[0], of_layer[1], of_layer[2], of_layer[3], of_layer[4], of_layer[5], of_layer[6], of_layer[7],
+      first_row.const_data_ptr<int32_t>(), prefix_len.const_data_ptr<int32_t>(),
+      accepted_path.const_data_ptr<int32_t>(), num_accepted.const_data_ptr<int32_t>(),
+      active.const_data_ptr<int32_t>(), features.mutable_data_ptr(), stream.mutable_data_ptr<int32_t>(),
+      position.mutable_data_ptr<int32_t>(), num_layers, num_rows, num_streams, accepted_path.size(1), dim, dtype});
+  KDTREE_CHECK(!call.refused(status, kOutOfRange), op, ": expected at most ", accepted_path.size(1),
+               " accepted nodes, rows among the ", num_rows, " of hidden and positions from 0, got others");
+  call.check(status);
+  return {features, stream, position};
 }
 
 }  // namespace kdtree::bind

@@ -29,4 +29,5 @@
   X(tree_build, TreeBuildArgs) \
   X(tree_rows, TreeRowsArgs) \
   X(tree_accept, TreeAcceptArgs) \
-  X(step_commit, StepCommitArgs)
+  X(step_commit, StepCommitArgs) \
+  X(accepted_features, AcceptedFeaturesArgs)

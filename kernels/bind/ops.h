@@ -46,6 +46,7 @@ void add_bindings(torch::Library& m) {
   m.impl("tree_rows_padded", &tree_rows_padded<Device>);
   m.impl("tree_accept", &tree_accept<Device>);
   m.impl("step_commit", &step_commit<Device>);
+  m.impl("accepted_features", &accepted_features<Device>);
 }
 
 }  // namespace kdtree::bind

@@ -59,4 +59,6 @@ KDTREE_LIBRARY(KDTREE_NS, m) {
   m.def("step_commit(Tensor accepted_path, Tensor num_accepted, Tensor num_nodes, Tensor target_token, "
         "Tensor row_begin, Tensor is_stop, Tensor(a!) prefix_len, Tensor(b!) bonus, Tensor(c!) remaining, "
         "Tensor(d!) active, Tensor(e!) text, Tensor(f!) ring, Tensor(g!) step) -> ()");
+  m.def("accepted_features(Tensor[] hidden, Tensor first_row, Tensor prefix_len, Tensor accepted_path, "
+        "Tensor num_accepted, Tensor active) -> (Tensor features, Tensor stream, Tensor position)");
 }

@@ -150,6 +150,7 @@ typedef KDTREE_STRUCT(TreeBuildArgs) kdtree_tree_build_args;
 typedef KDTREE_STRUCT(TreeRowsArgs) kdtree_tree_rows_args;
 typedef KDTREE_STRUCT(TreeAcceptArgs) kdtree_tree_accept_args;
 typedef KDTREE_STRUCT(StepCommitArgs) kdtree_step_commit_args;
+typedef KDTREE_STRUCT(AcceptedFeaturesArgs) kdtree_accepted_features_args;
 
 KDTREE_API kdtree_status kdtree_embed(const kdtree_embed_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_rms_norm(const kdtree_rms_norm_args* args, const kdtree_device* device);
@@ -179,6 +180,7 @@ KDTREE_API kdtree_status kdtree_tree_build(const kdtree_tree_build_args* args, c
 KDTREE_API kdtree_status kdtree_tree_rows(const kdtree_tree_rows_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_tree_accept(const kdtree_tree_accept_args* args, const kdtree_device* device);
 KDTREE_API kdtree_status kdtree_step_commit(const kdtree_step_commit_args* args, const kdtree_device* device);
+KDTREE_API kdtree_status kdtree_accepted_features(const kdtree_accepted_features_args* args, const kdtree_device* device);
 
 /* Bytes of a packed weight, which is a device's own (PackLinearArgs). */
 KDTREE_API kdtree_status kdtree_pack_linear_packed_bytes(const kdtree_pack_linear_args* args,

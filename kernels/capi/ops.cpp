@@ -138,7 +138,7 @@ const char* kdtree_status_string(kdtree_status status) {
   X(sample) X(sample_among) X(moe_route) W(moe_experts) X(cache_append) X(latent_append) X(absorb_query)            \
   X(cache_compact) W(verify_attn) X(context_append) X(block_attn) W(draft_topk)                                         \
   X(draft_topk_merge)                                                                                  \
-  X(tree_build) X(tree_rows) X(tree_accept) X(step_commit)
+  X(tree_build) X(tree_rows) X(tree_accept) X(step_commit) X(accepted_features)
 
 #define KDTREE_OP(op)                                                                            \
   kdtree_status kdtree_##op(const kdtree_##op##_args* args, const kdtree_device* device) {       \

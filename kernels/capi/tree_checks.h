@@ -1,5 +1,6 @@
 // What the operations on vocabularies, trees and steps may be called with; see op_checks.h.
 #pragma once
+#include "../accepted_token.h"
 #include "../partials.h"
 #include "../sampling.h"
 #include "../segments.h"
@@ -184,6 +185,30 @@ inline void check(const StepCommitArgs& a, Checks& c) {
 inline void explain(const StepCommitArgs&, Checks& c) {
   c.out_of_range("expected accepted nodes below num_nodes, rows and tokens inside their arrays, room in the text, and "
                  "active streams that may still emit, got others");
+}
+
+inline void check(const AcceptedFeaturesArgs& a, Checks& c) {
+  c.dtype("dtype", a.dtype);
+  c.range("num_layers", a.num_layers, 1, kMaxFeatureLayers);
+  c.range("num_streams", a.num_streams, 0, kMaxIndex);
+  c.range("max_depth", a.max_depth, 0, kMaxIndex);
+  c.sizes({{"num_rows", a.num_rows}, {"dim", a.dim}});
+  const char* names[kMaxFeatureLayers] = {"hidden_0", "hidden_1", "hidden_2", "hidden_3",
+                                          "hidden_4", "hidden_5", "hidden_6", "hidden_7"};
+  for (int64_t layer = 0; c.status() == KDTREE_OK && layer < a.num_layers; ++layer)
+    c.floats(names[layer], hidden_of(a, layer), a.dtype, {a.num_rows, a.dim}, "[T, D]");
+  c.array("first_row", a.first_row, {a.num_streams}, "[S]");
+  c.array("prefix_len", a.prefix_len, {a.num_streams}, "[S]");
+  c.array("accepted_path", a.accepted_path, {a.num_streams, a.max_depth}, "[S, L]");
+  c.array("num_accepted", a.num_accepted, {a.num_streams}, "[S]");
+  c.array("active", a.active, {a.num_streams}, "[S]");
+  c.floats("features", a.features, a.dtype, {a.num_streams, a.max_depth + 1, a.num_layers, a.dim}, "[S, L + 1, n, D]");
+  c.array("stream", a.stream, {a.num_streams, a.max_depth + 1}, "[S, L + 1]");
+  c.array("position", a.position, {a.num_streams, a.max_depth + 1}, "[S, L + 1]");
+}
+
+inline void explain(const AcceptedFeaturesArgs&, Checks& c) {
+  c.out_of_range("expected at most max_depth accepted nodes, rows below num_rows and positions from 0, got others");
 }
 
 }  // namespace kdtree::capi

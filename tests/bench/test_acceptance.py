@@ -134,8 +134,8 @@ class Attached:
     def __init__(self, owner):
         self.owner = owner
 
-    def remember(self, hidden, stream, position):
-        for s, p, value in zip(stream.tolist(), position.tolist(), hidden[0][:, 0].tolist(), strict=True):
+    def remember(self, features, stream, position):
+        for s, p, value in zip(stream.tolist(), position.tolist(), features[:, 0].tolist(), strict=True):
             assert (s, p) not in self.owner.seen or p < 0
             self.owner.seen[s, p] = value
 

@@ -211,6 +211,13 @@ class Cases:
                 "remaining": np.array([9, 9, 3], np.int32), "active": np.ones(num_streams, np.int32), "text": text,
                 "ring": np.full((3, 4 + 1 + depth, num_streams), -7), "step": np.array([4])}  # fmt: skip
 
+    def accepted_features(self):
+        """Of two layers; the third stream is not active, and the row of its root outside."""
+        return {"hidden_0": self.floats(9, 40), "hidden_1": self.floats(9, 40), "num_layers": 2,
+                "first_row": np.array([0, 4, 70], np.int32), "prefix_len": np.array([6, 0, 3], np.int32),
+                "accepted_path": np.array([[2, 3, -1], [-1, -1, -1], [1, 2, 3]], np.int32),
+                "num_accepted": np.array([2, 0, 3], np.int32), "active": np.array([1, 1, 0], np.int32)}  # fmt: skip
+
 
 IN_PLACE = {"cache_append": ("cache",), "latent_append": ("cache",), "cache_compact": ("cache",),
             "context_append": ("keys", "values"),

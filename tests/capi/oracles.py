@@ -180,6 +180,12 @@ def step_commit(a, cases):
     return [*state]
 
 
+@oracle
+def accepted_features(a, cases):
+    hidden = [wide(a.hidden_0), wide(a.hidden_1)]
+    return reference.accepted_features(hidden, a.first_row, a.prefix_len, a.accepted_path, a.num_accepted, a.active)
+
+
 OPS = sorted([*ORACLES, "pack_linear"])
 """All operations of the C ABI."""
 

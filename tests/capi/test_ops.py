@@ -102,6 +102,10 @@ TORCH = {
         *flat(t, "accepted_path", "num_accepted", "num_nodes", "target_token", "row_begin", "is_stop", "prefix_len",
               "bonus", "remaining", "active", "text", "ring", "step")
     ),
+    "accepted_features": lambda t: native.accepted_features(
+        flat(t, "hidden_0", "hidden_1"),
+        *flat(t, "first_row", "prefix_len", "accepted_path", "num_accepted", "active"),
+    ),
 }  # fmt: skip
 
 

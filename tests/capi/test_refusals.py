@@ -31,6 +31,7 @@ BAD_VALUES = {
     "tree_accept": ({"max_depth": 1}, "tree_accept: max_depth: expected at least the length of the accepted path"),
     "verify_attn": ({"prefix_len": np.array([0, 91, 0], np.int32)}, "prefix_len: expected 0 to 90, got 91 at index 1"),
     "step_commit": ({"num_accepted": np.array([5, 0, 0], np.int32)}, "step_commit: expected accepted nodes below"),
+    "accepted_features": ({"first_row": np.array([0, 9, 0], np.int32)}, "expected at most max_depth accepted nodes"),
 }
 
 
@@ -150,6 +151,7 @@ def test_null_pointers_are_errors(op, library):
     optional = {"num_rows_device", "row_begin", "group_id", "bias", "residual", "shared_gate_up", "shared_down"}
     optional |= {"workspace"}
     optional |= {"words"} if op == "draft_topk" else set()  # of a share, instead of the others
+    optional |= {f"hidden_{layer}" for layer in range(2, 8)}  # of further layers
     assert set(wanted) >= set(known.pointers) - optional
 
 

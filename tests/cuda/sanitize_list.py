@@ -261,6 +261,16 @@ BLOCK_FORMS = ((40, 16, 37), (20, 3, 37, 7, True), (128, 5, 1040), (136, 2, 20, 
 """All head lengths that have a kernel of their own; the third wraps around the 64 warps of a cluster."""
 
 
+def accepted_features(t: int, dim: int = 21) -> dict[str, Any]:
+    """Eight layers; the root and two nodes of one stream, and a stream that is not active."""
+    hidden = {f"hidden_{layer}": real(4, dim, dtype=t) for layer in range(8)}
+    return {**hidden, "first_row": np.array([0, 3], INT), "prefix_len": np.array([5, 7], INT),
+            "accepted_path": np.array([[1, 3, -1], [-1, -1, -1]], INT), "num_accepted": np.array([2, 0], INT),
+            "active": np.array([1, 0], INT), "features": out(2, 4, 8, dim, dtype=t), "stream": Out((2, 4), INT),
+            "position": Out((2, 4), INT), "num_layers": 8, "num_rows": 4, "num_streams": 2, "max_depth": 3,
+            "dim": dim}  # fmt: skip
+
+
 # --- trees ---------------------------------------------------------------------------------------------------------
 
 
@@ -337,6 +347,8 @@ CASES: dict[str, Forms] = {
     "linear:INT4": linear_int4,
     "pack_int4": of_one("pack_int4", pack_int4, "integers"),
     "context_append": of_dtypes("context_append", context_append),
+    "accepted_features": of_dtypes("accepted_features", accepted_features),
+    "accepted_features:whole chunks": of_dtypes("accepted_features", lambda t: accepted_features(t, 2048)),
     "block_attn:F32": block_attn_forms(F32, *BLOCK_FORMS),
     "block_attn:BF16": block_attn_forms(BF16, *BLOCK_FORMS, (24, 2, 5)),
     "verify_attn:F32": attention_forms(F32, (4, 64, 16, 3, 37), (3, 48, 12, 3, 37)),

@@ -90,6 +90,15 @@ def test_nothing_is_written_outside_the_contexts():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_outside_gives_features_of_nan_at_no_position(dtype):
+    path = torch.tensor([[1, -1], [3, -1]], dtype=torch.int32)
+    place = (int32([0, 2]), int32([5, 7]), path, int32([2, 1]), int32([1, 1]))
+    features, stream, position = ops.accepted_features([torch.ones(4, 8, dtype=dtype)] * 2, *place)
+    assert good_rows(features) == [True, True, False, True, False, True]
+    assert stream.tolist() == [0, 0, 0, 1, 1, -1] and position.tolist() == [5, 6, -1, 7, -1, -1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("stream", "prefix"), [(-1, 2), (2, 2), (1, -1), (1, 6)])
 def test_a_block_that_cannot_be_is_nan(stream, prefix, dtype):
     caches = (torch.ones(2, 5, 1, 1, 8, dtype=dtype) for _ in range(2))

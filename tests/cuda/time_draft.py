@@ -35,8 +35,8 @@ class Case:
         heads = config.num_attention_heads + 2 * config.num_key_value_heads
         qkv = torch.randn(num_streams, config.block_size, heads * config.head_dim, generator=draw)
         self.qkv, self.layer = qkv.to(device, model.dtype), self.streams._packed.layers[0]
-        rows = (16 * num_streams, config.hidden_size)
-        self.hidden = [torch.randn(rows, generator=draw).to(device, model.dtype) for _ in config.target_layer_ids]
+        shape = (16 * num_streams, len(config.target_layer_ids) * config.hidden_size)
+        self.features = torch.randn(shape, generator=draw).to(device, model.dtype)
         self.row_stream = self.stream.repeat_interleave(16)
         self.row_position = torch.arange(16, dtype=torch.int32, device=device).repeat(num_streams)
 
@@ -52,7 +52,7 @@ class Case:
         )  # fmt: skip
 
     def remember(self) -> None:
-        self.streams.remember(self.hidden, self.row_stream, self.row_position)
+        self.streams.remember(self.features, self.row_stream, self.row_position)
 
     def kernels(self) -> list[tuple[str, float]]:
         """Names and microseconds of the kernels of one draft, outside a graph."""

@@ -24,6 +24,8 @@ def moved(value, device: torch.device):
     if isinstance(value, tuple):
         parts = [moved(part, device) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if isinstance(value, list):
+        return [moved(part, device) for part in value]
     if not isinstance(value, torch.Tensor):
         return value
     storage = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())

@@ -48,6 +48,7 @@ TAKEN = {
     "context_append": "cos_sin: 0:+; eps: number",
     "block_attn": "causal: None; cos_sin: 0:+; eps: number; layer: number -1 +1; qkv: 1:-; scale: number; "
     "window: number -1 +1",
+    "accepted_features": "accepted_path: 1:+-",
     "draft_topk": "logits: 0:+-0 1:+-0 2:+- type; num_candidates: number -1 +1",
     "draft_topk_share": "first_segment: number; logits: 0:+-0 1:+-0 type; num_candidates: number -1 +1",
     "draft_topk_merge": "words: 1:+-0 2:+-0",

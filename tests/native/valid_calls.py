@@ -156,6 +156,13 @@ def context_append(i: Inputs) -> Arguments:
             "position": int32(0, 8, -1, 4, 5)}  # fmt: skip
 
 
+def accepted_features(i: Inputs) -> Arguments:
+    """Of three layers: a root and two accepted nodes of the first stream, a root of the second."""
+    return {"hidden": [i.floats(T, D) for _ in range(3)], "first_row": int32(0, 4), "prefix_len": int32(6, 30),
+            "accepted_path": torch.stack([int32(1, 3, -1), int32(-1, -1, -1)]), "num_accepted": int32(2, 0),
+            "active": int32(1, 1)}  # fmt: skip
+
+
 def block_attn(i: Inputs) -> Arguments:
     """Three blocks of four tokens, four heads to two keys of length 6."""
     return {"qkv": i.floats(3, 4, 48), "query_norm": i.floats(6), "key_norm": i.floats(6), "eps": 1e-6,
@@ -201,6 +208,7 @@ CALLS: dict[str, Callable[[Inputs], Arguments]] = {
     "verify_attn": verify_attn,
     "context_append": context_append,
     "block_attn": block_attn,
+    "accepted_features": accepted_features,
     "draft_topk": lambda i: {"logits": i.floats(S, 3, 50), "num_candidates": 4},
     "draft_topk_share": lambda i: {"logits": i.floats(S, 3, 32), "num_candidates": 4, "whole_vocab": 64,
                                    "first_segment": 4, "num_segments": 4},

@@ -114,7 +114,7 @@ def test_it_drafts_on_the_device_what_it_drafts_on_the_host(tiny2):
     prefix_len = torch.tensor([17, 0, 39], dtype=torch.int32, device=device)
     position = torch.arange(40, dtype=torch.int32, device=device)
     for row in range(3):
-        states = [torch.randn(40, 192, generator=generator).to(device) for _ in range(2)]
+        states = torch.randn(40, 2 * 192, generator=generator).to(device)
         known = torch.where(position < prefix_len[row], position, -1)
         drafter.remember(states, torch.full_like(position, row), known)
     bonus = text.gather(1, prefix_len[:, None].long())[:, 0]

@@ -40,7 +40,8 @@ class Attached:
         self.offset = torch.arange(1, probe.depth + 1, device=device)
         self.spread = torch.randn(length, probe.vocab_size, generator=torch.Generator().manual_seed(0)).to(device)
 
-    def remember(self, hidden, stream, position):
+    def remember(self, features, stream, position):
+        hidden = features.chunk(len(LAYERS), 1)
         stream, slot = stream.clamp(min=0).long(), position.long()  # position -1 is the last slot, which nobody reads
         for seen, states in zip(self.seen, hidden, strict=True):
             seen[stream, slot] = states

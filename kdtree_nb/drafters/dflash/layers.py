@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -49,20 +48,20 @@ class Projections:
         )
         self.k_norm = torch.stack([weights[f"{name}k_norm.weight"] for name in layers])
 
-    def __call__(self, hidden: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Hidden states float [T, D] behind each target layer -> [T, 2LKd]: keys of all layers, then values.
+    def __call__(self, features: torch.Tensor) -> torch.Tensor:
+        """Hidden states behind n target layers, float [T, nD] -> [T, 2LKd]: keys of all layers, then values.
 
         The keys have yet to be normalised and turned to their positions: ops.context_append does that.
         """
-        context = ops.rms_norm(ops.linear(torch.cat(list(hidden), 1), self.fc), self.norm, self.eps)
+        context = ops.rms_norm(ops.linear(features, self.fc), self.norm, self.eps)
         return ops.linear(context, self.kv_proj)
 
     def remember(
-        self, hidden: Sequence[torch.Tensor], stream: torch.Tensor, position: torch.Tensor, contexts: Contexts
+        self, features: torch.Tensor, stream: torch.Tensor, position: torch.Tensor, contexts: Contexts
     ) -> None:
         """Add T tokens to the contexts: stream and position i32 [T], where a position of -1 is no token."""
         keys, values, cos_sin = contexts
-        ops.context_append(keys, values, self(hidden), self.k_norm, self.eps, cos_sin, stream, position)
+        ops.context_append(keys, values, self(features), self.k_norm, self.eps, cos_sin, stream, position)
 
 
 class Layer:

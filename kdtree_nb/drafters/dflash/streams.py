@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from kdtree_nb.drafters.base import DraftCandidates, DraftContext, likeliest
@@ -37,9 +35,9 @@ class DFlashStreams:
         self._all = torch.arange(num_streams, dtype=torch.int32, device=device)
         self._masks = torch.full((1, block_size - 1), config.mask_token_id, device=device)
 
-    def remember(self, hidden: Sequence[torch.Tensor], stream: torch.Tensor, position: torch.Tensor) -> None:
+    def remember(self, features: torch.Tensor, stream: torch.Tensor, position: torch.Tensor) -> None:
         """Add committed tokens to the contexts; see AttachedDrafter."""
-        self._packed.projections.remember(hidden, stream.contiguous(), position.contiguous(), self.contexts)
+        self._packed.projections.remember(features, stream.contiguous(), position.contiguous(), self.contexts)
 
     def draft(self, context: DraftContext) -> DraftCandidates:
         """The likeliest tokens of each depth behind the bonus tokens."""

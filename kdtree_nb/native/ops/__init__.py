@@ -1,7 +1,7 @@
 """Typed faces of the native operations. The first call of any compiles and loads the kernels."""
 
 from kdtree_nb.native.ops import model_fakes as _model_fakes  # noqa: F401  registers the fake kernels
-from kdtree_nb.native.ops.block_ops import block_attn, context_append
+from kdtree_nb.native.ops.block_ops import accepted_features, block_attn, context_append
 from kdtree_nb.native.ops.int4_ops import INT4_UNIT, dequantize_int4, int4_linear, pack_int4, packed_int4_linear
 from kdtree_nb.native.ops.model_ops import (
     absorb_query,
@@ -42,6 +42,7 @@ __all__ = [
     "StepRing",
     "StreamState",
     "absorb_query",
+    "accepted_features",
     "add_partials",
     "argmax",
     "block_attn",

@@ -8,6 +8,8 @@ operation.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from kdtree_nb.native.ops.namespace import native
@@ -47,6 +49,32 @@ def block_attn(
     return native.block_attn(
         qkv, query_norm, key_norm, eps, cos_sin, keys, values, layer, stream, prefix_len, scale, window or 0, causal
     )
+
+
+def accepted_features(
+    hidden: Sequence[Tensor], first_row: Tensor, prefix_len: Tensor, accepted_path: Tensor, num_accepted: Tensor,
+    active: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The hidden states of what a verified step has accepted: (features float [S (L + 1), nD], stream and position i32
+    [S (L + 1)]).
+
+    hidden: float [R, D] of all R rows, behind each of n = 1 … 8 layers. Per stream i32 [S]: first_row, the row of the
+    root; prefix_len, its position; num_accepted; active, not 0 where it takes part. accepted_path i32 [S, L] of
+    `tree_accept`. Each stream has L + 1 places, for the root and the nodes of its path; where there is no token,
+    features are 0, stream and position -1. Raises ValueError for rows outside; on a GPU their features are NaN and
+    their position is -1.
+    """
+    return native.accepted_features(list(hidden), first_row, prefix_len, accepted_path, num_accepted, active)
+
+
+@native.fake
+def accepted_features_fake(
+    hidden: Sequence[Tensor], first_row: Tensor, prefix_len: Tensor, accepted_path: Tensor, num_accepted: Tensor,
+    active: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    num_tokens = accepted_path.shape[0] * (accepted_path.shape[1] + 1)
+    features = accepted_path.new_empty((num_tokens, len(hidden) * hidden[0].shape[1]), dtype=hidden[0].dtype)
+    return features, accepted_path.new_empty((num_tokens,)), accepted_path.new_empty((num_tokens,))
 
 
 @native.fake
