@@ -58,7 +58,7 @@ constexpr LinearShape describe_direct(const char* name) {
 // blocks of a multiprocessor. The number in a name is the rows of a block. The fastest of 46 tried on an H200.
 enum Bf16Shape : int {
   k8, k8Wide, k8Short, k16, k16Wide, k16Short, k32, k64, k128,
-  k8Two, k8Four, k8Eight, k8FourWide, k8EightWide, k16Two, k16Four, k16Eight, k16FourWide,
+  k8Clusters, k16Pairs, k16Clusters, k16ClustersWide,
   k8Share, k8ShareWide, k16Share, kFirstWide, kFirstDirect = kFirstWide + 11,
   kDirectLong = kFirstDirect, kDirect8, kDirect16, kDirect24, kDirect32, kNumBf16Shapes
 };
@@ -73,11 +73,8 @@ constexpr LinearShape kBf16Shapes[kNumBf16Shapes] = {
     KDTREE_SHAPE(Bf16, 1, 4, 2, 2, 4, 2, 8, 1, 2),  // k64: 128 outputs, all segments in sequence
     KDTREE_SHAPE(Bf16, 1, 2, 4, 4, 4, 2, 8, 1, 1),  // k128: prefill
     // Few outputs: blocks of a cluster share the segments of a tile. A segment of 28 units (K = 7168) is on its way at once.
-    KDTREE_SHAPE(Bf16, 4, 1, 1, 1, 1, 2, 1, 2, 2), KDTREE_SHAPE(Bf16, 2, 1, 1, 1, 1, 4, 1, 4, 2),
-    KDTREE_SHAPE(Bf16, 1, 1, 1, 1, 1, 4, 1, 8, 2), KDTREE_SHAPE(Bf16, 2, 2, 1, 1, 1, 4, 1, 4, 2),
     KDTREE_SHAPE(Bf16, 1, 4, 1, 1, 1, 4, 1, 8, 2), KDTREE_SHAPE(Bf16, 4, 1, 1, 1, 2, 2, 1, 2, 2),
-    KDTREE_SHAPE(Bf16, 2, 1, 1, 1, 2, 4, 1, 4, 2), KDTREE_SHAPE(Bf16, 1, 1, 1, 1, 2, 4, 1, 8, 2),
-    KDTREE_SHAPE(Bf16, 2, 2, 1, 1, 2, 2, 1, 4, 2),
+    KDTREE_SHAPE(Bf16, 2, 1, 1, 1, 2, 4, 1, 4, 2), KDTREE_SHAPE(Bf16, 2, 2, 1, 1, 2, 2, 1, 4, 2),
     // A share of one or two segments: all warps on the same one, or most would have none.
     KDTREE_SHAPE(Bf16, 1, 2, 1, 1, 1, 4, 8, 1, 2), KDTREE_SHAPE(Bf16, 1, 4, 1, 1, 1, 4, 8, 1, 2),
     KDTREE_SHAPE(Bf16, 1, 2, 1, 1, 2, 4, 8, 1, 2),
@@ -136,22 +133,51 @@ int choose_direct(const LinearArgs& a, const LinearDevice& device) {
   const int64_t m = a.num_rows, k = a.num_in, tiles = ceil_div(a.num_out, kOutTile) * a.num_groups;
   if (m > 64 || 2 * k * a.num_out * a.num_groups > (m <= 8 ? 5 << 20 : 4 << 20)) return -1;
   if (!serves(kBf16Shapes[kFirstDirect], a, device)) return -1;
+  // A part of 256 inputs into 7168 outputs, 16 rows: 6.2 us, by a warp a segment 4.1-4.3.
+  if (m > 8 && m <= 16 && a.num_segments > 0 && tiles > 3 * device.num_multiprocessors) return -1;
   if (m <= 8 && k >= 1024 && tiles <= device.num_multiprocessors) return kDirectLong;
   if (ceil_div(tiles, 2) * ceil_div(m, 8) <= 2 * device.num_multiprocessors) return kDirect8;
   return m <= 16 ? kDirect16 : m <= 24 ? kDirect24 : kDirect32;
 }
 
+// One or two segments of a reduction: a warp a segment would leave most of eight warps idle.
+bool is_part(const LinearArgs& a) { return a.num_segments > 0 && a.num_segments <= 2; }
+
+// The shape for such a part, of 16 rows at most. On an H200 one segment of K = 8192 into 7168 outputs takes 8 rows in 7.3 us by
+// blocks of 64 outputs, in 9-10 by blocks of 32.
+int choose_part(const LinearArgs& a, const LinearDevice& device) {
+  if (a.num_rows > 8) return k16Share;
+  return 10 * num_blocks(a, kBf16Shapes[k8ShareWide]) >= 8 * device.num_multiprocessors ? k8ShareWide : k8Share;
+}
+
+// Clusters for 16 rows at most of few outputs, or -1. On an H200, K = 7168: N of 384 and 512 take 1 to 8 rows in 4.2-4.5 us by
+// k8Clusters, in 5.6 by the widest split of Hopper's shapes; N = 2112 8.8-9.6 us by k16Pairs, 10.7-14.5 by a warp a segment. 16
+// rows of 4-8 MB of weights 2.9 us (K = N = 1536) to 5.3 us (7168 to 512) by k16ClustersWide, 4.7-5.7 by Hopper's; the fewest
+// outputs (384) 4.3-4.7 by k16Clusters.
+int choose_clusters(const LinearArgs& a, const LinearDevice& device) {
+  const int64_t m = a.num_rows, k = a.num_in, tiles = ceil_div(a.num_out, kOutTile) * a.num_groups;
+  if (!device.clusters || m > 16 || a.num_segments > 0) return -1;
+  const int num_multiprocessors = device.num_multiprocessors;
+  if (m <= 8) {
+    if (k < 4096) return -1;
+    if (4 * tiles <= num_multiprocessors) return k8Clusters;
+    return 20 * tiles >= 19 * num_multiprocessors && tiles <= num_multiprocessors ? k16Pairs : -1;
+  }
+  if (2 * k * a.num_out * a.num_groups > 8'000'000 || tiles > num_multiprocessors) return -1;
+  return 16 * tiles <= 3 * num_multiprocessors ? k16Clusters : k16ClustersWide;
+}
+
 // Measured, not derived. With few rows a warp for each segment of 16 or 32 outputs begins and ends fastest, unless there are so
 // many weights (200 MB) that this is a small part, or so few outputs that 16 rows of x are read too often. K of 256 at most with
-// a matrix per head is a matter of few copies and many outputs. A share of one or two segments would leave most of eight warps idle.
+// a matrix per head is a matter of few copies and many outputs. A part of K = 256 at most is too short to share its units.
 int choose_bf16(const LinearArgs& a, const LinearDevice& device) {
-  const int direct = choose_direct(a, device);
-  if (direct >= 0) return direct;
+  if (const int direct = choose_direct(a, device); direct >= 0) return direct;
+  if (const int clusters = choose_clusters(a, device); clusters >= 0) return clusters;
   const int64_t m = a.num_rows, k = a.num_in, wide = ceil_div(a.num_out, 32) * a.num_groups;  // blocks of 32 outputs
   const bool fills = 10 * wide >= 8 * device.num_multiprocessors, is_short = k <= 256 && a.num_groups > 1;
   const bool is_long = k >= 4096 && 4 * wide <= device.num_multiprocessors;  // a warp a segment would be a long chain of few blocks
   const bool pays = m > 16 || (m > 8 && !fills) || is_long || 2 * k * a.num_out * a.num_groups > 200'000'000;
-  if (m <= 16 && a.num_segments > 0 && a.num_segments <= 2) return m > 8 ? k16Share : k8Share;
+  if (m <= 16 && is_part(a) && (k > 256 || !fills)) return choose_part(a, device);
   if (pays && serves(kBf16Shapes[kFirstWide], a, device)) return choose_wide(a, device);
   if (m <= 8) return is_short ? k8Short : fills ? k8Wide : k8;
   if (m <= 16) return is_short ? k16Short : fills ? k16Wide : k16;
@@ -214,10 +240,6 @@ int num_linear_shapes(Dtype dtype) { return dtype == kF32 ? int(kNumF32Shapes) :
 const LinearShape& linear_shape(Dtype dtype, int index) { return dtype == kF32 ? kF32Shapes[index] : kBf16Shapes[index]; }
 
 int linear_cuda_with(const LinearArgs& a, int index, void* stream) {
-  return linear_cuda_with(a, index, {a.weights_settled, false, false}, stream);
-}
-
-int linear_cuda_with(const LinearArgs& a, int index, const LinearStart& start, void* stream) {
   LinearDevice device;
   if (int status = linear_device(&device)) return status;
   if (!valid(a) || index < 0 || index >= (a.int4 ? num_int4_shapes() : num_linear_shapes(a.dtype))) return kUnsupported;
@@ -225,8 +247,7 @@ int linear_cuda_with(const LinearArgs& a, int index, const LinearStart& start, v
   if (a.num_rows == 0 || a.num_groups == 0 || a.num_out == 0) return kOk;
   if (a.num_segments > 0 && a.num_in == 0) return clear_floats(a.out, a.num_rows * a.num_groups * a.num_out, stream);
   TileArgs t = linear_tile_args(a);
-  t.weights_settled = a.weights_settled && start.weights_early;
-  t.prefetch_weights = start.prefetch, t.allow_at_once = start.allow_at_once;
+  t.weights_settled = a.weights_settled;
   return shape_of(a, index).run(t, static_cast<int>(a.num_groups), stream);
 }
 
@@ -244,15 +265,9 @@ int choose_linear_shape(const LinearArgs& a, const LinearDevice& device) {
 bool reads_weights_early(const LinearArgs& a, const LinearShape& shape, const LinearDevice& device) {
   const int64_t blocks = num_blocks(a, shape);
   const bool fills = 10 * blocks >= 9 * device.num_multiprocessors, one_wave = blocks <= device.num_multiprocessors;
-  const bool pays = shape.direct || (shape.wide && !a.int4 ? one_wave : fills);
+  const bool few = !a.int4 && (shape.cluster > 1 || is_part(a));
+  const bool pays = shape.direct || (shape.wide && !a.int4 ? one_wave : fills || few);
   return a.weights_settled && a.dtype == kBF16 && pays;
-}
-
-LinearStart choose_linear_start(const LinearArgs& a, const LinearShape& shape, const LinearDevice& device) {
-  constexpr double kMostBytes = 32e6;  // of an L2 of 50 MB, most of which the kernels that run now need not keep
-  const double bytes_per_weight = a.int4 ? double(kInt4BlockBytes) / (kInt4Tile * kInt4Unit) : 2;
-  const bool fits = bytes_per_weight * a.num_groups * a.num_out * a.num_in <= kMostBytes;
-  return {reads_weights_early(a, shape, device), fits && a.dtype == kBF16, false};
 }
 
 int linear_device(LinearDevice* out) {
@@ -270,7 +285,9 @@ int linear_cuda(const LinearArgs& a, void* stream) {
   LinearDevice device;
   if (int status = linear_device(&device)) return status;
   const int shape = choose_linear_shape(a, device);
-  return linear_cuda_with(a, shape, choose_linear_start(a, shape_of(a, shape), device), stream);
+  LinearArgs begun = a;
+  begun.weights_settled = reads_weights_early(a, shape_of(a, shape), device);
+  return linear_cuda_with(begun, shape, stream);
 }
 
 int pack_linear_cuda(const PackLinearArgs& a, void* stream) {

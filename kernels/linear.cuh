@@ -30,23 +30,15 @@ int linear_device(LinearDevice*);  // the current one
 bool serves(const LinearShape&, const LinearArgs&, const LinearDevice&);
 int choose_linear_shape(const LinearArgs&, const LinearDevice&);
 
-// Whether weights_settled is made use of. It is not where a grid leaves multiprocessors idle and several blocks fit on one: the
-// next kernel's blocks would crowd onto those and stay there. Nor where a block fills one and they come in waves: it won nothing
-// or cost up to 10 %. Nor in F32, where it cost up to 50 % at N = 2048 and won 2 % elsewhere. Blocks without stages are few and
-// short: there it always won, 0.1-0.5 us of 2.
+// Whether weights_settled is made use of: weights are copied while the previous kernel still runs. Not where a grid leaves
+// multiprocessors idle and several blocks fit on one: the next kernel's blocks would crowd onto those and stay there. Nor where
+// a block fills one and they come in waves: it won nothing or cost up to 10 %. Nor in F32, where it cost up to 50 % at N = 2048
+// and won 2 % elsewhere. Blocks without stages are few and short, 0.1-0.5 us of 2; there it always won, as for clusters and
+// shares of few segments: all products of a rank of eight so begun took 41 us where those that wait took 44. To ask for weights
+// into L2 and then wait (44 us), or to let the next kernel begin at once (44 us beside 41), won nothing.
 bool reads_weights_early(const LinearArgs&, const LinearShape&, const LinearDevice&);
 
-// How a product begins while the previous kernel still runs. Every block waits for that kernel before it ends, whatever it does
-// first: so a kernel ends after the one before it, and the next may be allowed at any time.
-struct LinearStart {
-  bool weights_early;  // copies weights, which needs weights_settled, and only then waits: see reads_weights_early
-  bool prefetch;       // where it waits before it copies: asks for its weights into L2 first, which is always allowed
-  bool allow_at_once;  // lets the next kernel begin at once, not when the first copies of all its blocks are on their way
-};
-LinearStart choose_linear_start(const LinearArgs&, const LinearShape&, const LinearDevice&);
-
 int linear_cuda_with(const LinearArgs&, int index, void* stream);  // this shape, weights_settled taken as it is
-int linear_cuda_with(const LinearArgs&, int index, const LinearStart&, void* stream);
 
 TileArgs linear_tile_args(const LinearArgs&);
 

@@ -1,7 +1,5 @@
 // The tile shapes of linear and moe_experts with INT4 weights: those of linear_tile.cuh, whose consumer warps turn the values
 // into BF16 in registers. Any shape gives the same bits, those of the BF16 weights that dequantize_int4 makes.
-#include <initializer_list>
-
 #include "expert_tiles.cuh"
 #include "linear.cuh"
 
@@ -38,67 +36,34 @@ constexpr LinearShape with_swiglu(LinearShape shape) {
 #define KDTREE_INT4_PARTS_BESIDE(...) describe_beside<true, __VA_ARGS__>("int4 segments, " #__VA_ARGS__)
 
 // Warps over segments, outputs; 16-output and 8-row tiles of a warp; units of a stage; segments in sequence; cluster; blocks of
-// a multiprocessor. The first index of those for 8, 16, 32, 64 and 128 rows:
-enum Int4Shape : int { k8 = 0, k16 = 17, k32 = 27, k64 = 39, k128 = 49, kNumInt4Shapes = 52 };
+// a multiprocessor. The number in a name is the rows of a block; the fastest of 52 tried on an H200, and what needs no clusters.
+enum Int4Shape : int {
+  k8, k8Experts, k8Short, k8Long, k8Wide, k16, k16Pairs, k32, k32Fours, k32Short, k32Wgmma, k32Even,
+  k64, k64Pairs, k64WgmmaPairs, k64Wgmma, k128, k128Wgmma, kNumInt4Shapes
+};
 constexpr LinearShape kShapes[kNumInt4Shapes] = {
-    KDTREE_INT4(8, 1, 4, 1, 1, 1, 1, 2),        // 64 outputs
-    with_swiglu<8, 1, 8, 1, 1>(KDTREE_INT4_BESIDE(8, 1, 8, 1, 1, 1, 1, 2)),  // 128
-    KDTREE_INT4(8, 1, 2, 1, 2, 1, 1, 2),        // 32
-    KDTREE_INT4(4, 2, 4, 1, 1, 2, 1, 2),        // 128, two segments in sequence
-    with_swiglu<2, 4, 2, 2, 4>(KDTREE_INT4_BESIDE(4, 2, 2, 1, 2, 1, 2, 2)),  // 64, two blocks share them
-    KDTREE_INT4(2, 4, 4, 1, 1, 4, 1, 2),        // 256
-    KDTREE_INT4(8, 1, 4, 1, 1, 1, 1, 3),        // 64, three blocks of a multiprocessor
-    KDTREE_INT4(2, 4, 1, 1, 2, 1, 4, 2),        // 64, four blocks share them
-    KDTREE_INT4(4, 3, 3, 1, 2, 2, 1, 1),        // 144: one block a multiprocessor, 128 blocks of 18432
-    KDTREE_INT4(8, 3, 3, 1, 1, 1, 1, 1),
-    KDTREE_INT4(4, 3, 3, 1, 4, 2, 1, kWholeSm),
-    KDTREE_INT4(2, 7, 1, 1, 4, 2, 2, 1),        // 112, two blocks: 128 blocks of 7168
-    KDTREE_INT4(4, 7, 1, 1, 2, 1, 2, 1),
-    KDTREE_INT4(2, 7, 2, 1, 2, 1, 4, 1),        // 224, four blocks
-    KDTREE_INT4(4, 4, 4, 1, 1, 2, 1, 1),         // 256
-    KDTREE_INT4(4, 2, 2, 1, 4, 1, 2, 2),         // 64, two blocks, stages of four units
-    KDTREE_INT4(4, 4, 2, 1, 2, 1, 2, 1),        // 128, two blocks
-    KDTREE_INT4(8, 1, 4, 2, 1, 1, 1, 2),        // 16 rows: 64
-    KDTREE_INT4(4, 2, 4, 2, 1, 2, 1, 2),        // 128
-    KDTREE_INT4(4, 2, 2, 2, 2, 1, 2, 2),        // 64, two blocks
-    KDTREE_INT4(8, 1, 2, 2, 1, 1, 1, 2),        // 32
-    KDTREE_INT4(4, 3, 3, 2, 2, 2, 1, 1),        // 144
-    KDTREE_INT4(8, 3, 3, 2, 1, 1, 1, 1),
-    KDTREE_INT4(4, 3, 3, 2, 2, 2, 1, kWholeSm),
-    KDTREE_INT4(2, 7, 1, 2, 4, 2, 2, 1),        // 112, two blocks
-    KDTREE_INT4(4, 7, 1, 2, 2, 1, 2, 1),
-    KDTREE_INT4(2, 7, 2, 2, 2, 1, 4, 1),        // 224, four blocks
-    KDTREE_INT4(4, 2, 2, 4, 1, 2, 1, 2),        // 32 rows: 64
-    KDTREE_INT4(4, 2, 2, 4, 1, 1, 2, 2),        // 64, two blocks
-    KDTREE_INT4(2, 4, 2, 4, 1, 4, 1, 2),        // 128
-    KDTREE_INT4(2, 4, 2, 4, 2, 1, 4, 2),        // 128, four blocks
-    KDTREE_INT4(8, 1, 2, 4, 1, 1, 1, 2),        // 32
-    KDTREE_INT4_WGMMA(2, 4, 1, 4, 2, 4, 1, 2),  // 64
-    KDTREE_INT4_WGMMA(2, 8, 1, 4, 2, 2, 2, 1),  // 128, two blocks
-    KDTREE_INT4(4, 3, 3, 4, 1, 2, 1, 1),        // 144
-    KDTREE_INT4(4, 3, 3, 4, 2, 2, 1, kWholeSm),
-    KDTREE_INT4(2, 7, 1, 4, 2, 2, 2, 1),        // 112, two blocks
-    KDTREE_INT4(2, 7, 2, 4, 2, 1, 4, 1),        // 224, four blocks
-    KDTREE_INT4_WGMMA(1, 12, 1, 4, 2, 2, 4, 2),  // 192, four blocks
-    KDTREE_INT4(2, 4, 2, 8, 1, 4, 1, 1),        // 64 rows: 128
-    KDTREE_INT4(2, 4, 2, 8, 1, 2, 2, 1),        // 128, two blocks
-    KDTREE_INT4_WGMMA(1, 8, 1, 8, 2, 8, 1, 2),  // 128
-    KDTREE_INT4_WGMMA(1, 8, 1, 8, 2, 4, 2, 2),  // 128, two blocks
-    KDTREE_INT4_WGMMA(1, 8, 1, 8, 2, 2, 4, 2),  // 128, four blocks
-    KDTREE_INT4_WGMMA(2, 4, 1, 8, 2, 1, 4, 2),  // 64, four blocks
-    KDTREE_INT4(2, 3, 3, 8, 1, 4, 1, 1),        // 144
-    KDTREE_INT4(1, 7, 2, 8, 2, 2, 4, 1),        // 224, four blocks
-    KDTREE_INT4_WGMMA(1, 12, 1, 8, 1, 2, 4, 2),  // 192, four blocks
-    KDTREE_INT4_WGMMA(1, 16, 1, 8, 2, 4, 2, 1),  // 256, two blocks
-    KDTREE_INT4(1, 8, 1, 16, 1, 8, 1, 1),       // 128 rows: 128
-    KDTREE_INT4_WGMMA(1, 8, 1, 16, 2, 8, 1, 1),  // 128
-    KDTREE_INT4_WGMMA(1, 8, 1, 16, 2, 2, 4, 1),  // 128, four blocks
+    KDTREE_INT4(8, 1, 4, 1, 1, 1, 1, 2),                                     // k8: 64 outputs
+    with_swiglu<8, 1, 8, 1, 1>(KDTREE_INT4_BESIDE(8, 1, 8, 1, 1, 1, 1, 2)),  // k8Experts: 128
+    with_swiglu<2, 4, 2, 2, 4>(KDTREE_INT4_BESIDE(4, 2, 2, 1, 2, 1, 2, 2)),  // k8Short: 64, two blocks share them
+    KDTREE_INT4(4, 2, 2, 1, 4, 1, 2, 2),                                     // k8Long: the same, stages of four units
+    KDTREE_INT4(4, 4, 2, 1, 2, 1, 2, 1),                                     // k8Wide: 128, two blocks
+    KDTREE_INT4(8, 1, 4, 2, 1, 1, 1, 2),                                     // k16: 64
+    KDTREE_INT4(4, 2, 2, 2, 2, 1, 2, 2),                                     // k16Pairs: 64, two blocks
+    KDTREE_INT4(4, 2, 2, 4, 1, 2, 1, 2),                                     // k32: 64
+    KDTREE_INT4(2, 4, 2, 4, 2, 1, 4, 2),                                     // k32Fours: 128, four blocks
+    KDTREE_INT4(8, 1, 2, 4, 1, 1, 1, 2),                                     // k32Short: 32
+    KDTREE_INT4_WGMMA(2, 8, 1, 4, 2, 2, 2, 1),                               // k32Wgmma: 128, two blocks
+    KDTREE_INT4(4, 3, 3, 4, 1, 2, 1, 1),                                     // k32Even: 144, 128 blocks of 18432
+    KDTREE_INT4(2, 4, 2, 8, 1, 4, 1, 1),                                     // k64: 128
+    KDTREE_INT4(2, 4, 2, 8, 1, 2, 2, 1),                                     // k64Pairs: 128, two blocks
+    KDTREE_INT4_WGMMA(1, 8, 1, 8, 2, 4, 2, 2),                               // k64WgmmaPairs: 128, two blocks
+    KDTREE_INT4_WGMMA(1, 8, 1, 8, 2, 2, 4, 2),                               // k64Wgmma: 128, four blocks
+    KDTREE_INT4(1, 8, 1, 16, 1, 8, 1, 1),                                    // k128: 128
+    KDTREE_INT4_WGMMA(1, 8, 1, 16, 2, 2, 4, 1),                              // k128Wgmma: 128, four blocks
 };
 
-constexpr bool begins(int index, int num_rows) {
-  return kShapes[index].num_rows == num_rows && (index == 0 || kShapes[index - 1].num_rows < num_rows);
-}
-static_assert(begins(k8, 8) && begins(k16, 16) && begins(k32, 32) && begins(k64, 64) && begins(k128, 128), "Int4Shape");
+static_assert(kShapes[k8Wide].num_rows == 8 && kShapes[k16Pairs].num_rows == 16 && kShapes[k32Even].num_rows == 32 &&
+              kShapes[k64Wgmma].num_rows == 64 && kShapes[k128Wgmma].num_rows == 128, "Int4Shape");
 
 // Those that leave the segment sums of an expert's down projection apart, for 8, 32 and 64 rows.
 constexpr LinearShape kPartialShapes[] = {
@@ -125,40 +90,47 @@ Int4ExpertShapes choose_int4_experts(const MoeExpertsArgs& a, const LinearDevice
   if (rows_per_item == 32) return {k32, share ? 14 : 5};
   if (rows_per_item == 64) return {k64, share ? 15 : 9};
   const int64_t blocks = std::min(a.num_rows * a.top_k, a.num_experts) * ceil_div(2 * a.width, 128);  // at most
-  return {device.clusters && blocks < device.num_multiprocessors ? k8 + 4 : k8 + 1, share ? 10 : 1};
+  return {device.clusters && blocks < device.num_multiprocessors ? k8Short : k8Experts, share ? 10 : 1};
 }
 
 int num_int4_shapes() { return kNumInt4Shapes; }
 
 const LinearShape& int4_shape(int index) { return kShapes[index]; }
 
-// Of the candidates the first that gives every multiprocessor one block; -1 if none does.
-static int one_block_each(const LinearArgs& a, const LinearDevice& device, std::initializer_list<int> candidates) {
-  for (const int i : candidates) {
-    const int64_t blocks = ceil_div(a.num_out, kShapes[i].num_out) * kShapes[i].cluster * a.num_groups;
-    const bool fills = 20 * blocks >= 19 * device.num_multiprocessors && blocks <= device.num_multiprocessors;
-    if (fills && serves(kShapes[i], a, device)) return i;
-  }
-  return -1;
+// Whether a shape gives every multiprocessor about as many blocks as stated, and none of them more.
+static bool blocks_of_each(const LinearArgs& a, const LinearDevice& device, int index, int num_blocks) {
+  const LinearShape& shape = kShapes[index];
+  const int64_t tiles = ceil_div(a.num_out, shape.num_out) * a.num_groups * ceil_div(a.num_rows, shape.num_rows);
+  const int64_t blocks = tiles * shape.cluster, places = static_cast<int64_t>(num_blocks) * device.num_multiprocessors;
+  return 20 * blocks >= 19 * places && blocks <= places;
 }
 
-// Of many weights, blocks of as many outputs as make one for every multiprocessor: others come in waves, and with N = 18432 the
-// last of 2.2 or 1.1 leaves most of the device idle. Else blocks that share a tile were the fastest for any number of rows,
-// measured at four sizes (tests/cuda/run_int4.py).
+// Measured at K to N of 7168 to 4096 and 18432, 2048 and 18432 to 7168 (tests/cuda/run_int4.py). Of 1 to 64 rows, clusters of two
+// or four blocks, each with few segments and long copies, were the fastest, with three exceptions. Where twice as many tiles of
+// half the rows just fill the multiprocessors, they were faster by 10 to 25 % (7168 to 4096: 16 rows 11.7 us where 13.1, 32 rows
+// 14.2 where 19, 64 rows 20.7 where 25.9). Short K (2048) has no use for long stages, and wants the segments side by side at 32
+// rows (8.2 us where 9.1). And 32 rows of N = 18432 by 128 blocks of 144 outputs (42 us where 46): others come in waves.
 int choose_int4_shape(const LinearArgs& a, const LinearDevice& device) {
-  const bool clusters = device.clusters, wgmma = clusters && device.wgmma;
-  if (a.num_in * a.num_out * a.num_groups >= 64'000'000) {
-    const int shape = a.num_rows <= 8    ? one_block_each(a, device, {k8 + 8, k8 + 11})
-                      : a.num_rows <= 16 ? one_block_each(a, device, {k16 + 4, k16 + 7})
-                      : a.num_rows <= 32 ? one_block_each(a, device, {k32 + 7, k32 + 9})
-                      : a.num_rows <= 64 ? one_block_each(a, device, {k64 + 6, k64 + 7}) : -1;
-    if (shape >= 0) return shape;
+  const int64_t m = a.num_rows;
+  const bool clusters = device.clusters, wgmma = clusters && device.wgmma, is_long = a.num_in >= 4096;
+  const bool is_large = a.num_in * a.num_out * a.num_groups >= 64'000'000;
+  if (m <= 8) return !clusters ? k8 : is_long ? k8Long : k8Short;
+  if (m <= 16) {
+    if (!clusters) return k16;
+    return is_long && blocks_of_each(a, device, k8Wide, 1) ? k8Wide : k16Pairs;
   }
-  if (a.num_rows <= 8) return clusters ? k8 + 4 : k8;
-  if (a.num_rows <= 16) return clusters ? k16 + 2 : k16;
-  if (a.num_rows <= 32) return clusters ? k32 + 3 : k32;
-  if (a.num_rows <= 64) return wgmma ? k64 + 4 : clusters ? k64 + 1 : k64;
-  return wgmma ? k128 + 2 : k128;
+  if (m <= 32) {
+    if (is_large && blocks_of_each(a, device, k32Even, 1)) return k32Even;
+    if (!clusters) return k32;
+    if (!is_long) return k32Short;
+    return blocks_of_each(a, device, k16Pairs, 2) ? k16Pairs : k32Fours;
+  }
+  if (m <= 64) {
+    if (wgmma) return is_long && blocks_of_each(a, device, k32Wgmma, 1) ? k32Wgmma : k64Wgmma;
+    return clusters ? k64Pairs : k64;
+  }
+  if (!wgmma) return k128;
+  return m <= 128 && !is_large ? k64WgmmaPairs : k128Wgmma;
 }
 
 }  // namespace kdtree

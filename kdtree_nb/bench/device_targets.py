@@ -169,6 +169,8 @@ _CUDA = (
     _int4("torch BF16", "BF16 product, 7168 by 18432", 2.2, (16, 16), reason=_FEW),
     _int4("torch BF16", "BF16 product, 7168 by 18432", 1.3, (32, 64), reason=_FEW),
     _int4("torch INT4", "INT4 product", 1.0, (1, 128), large=False),
+    Target("cuda", "int4_invariance_cost", "INT4: invariance costs at most 5 % against the fastest tile shape by rows",
+           times_faster("invariant", "best shape"), 1 / 1.05),
     Target("cuda", "int4_experts", "INT4 experts of Kimi K2.6, whole, 1 to 32 rows, over the floor",
            times_floor("native"), 1 / 0.6, False, "x", lambda p: p["rows"] <= 32 and p["width"] == 2048,
            _ONE),

@@ -83,7 +83,6 @@ class Lib:
             getattr(self.c, name).argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         self.c.kd_moe_with.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
         self.c.kd_linear.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
-        self.c.kd_linear_start.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
         self.c.kd_rms_norm.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
 
     @staticmethod
@@ -146,11 +145,6 @@ class Lib:
     def run(self, args: ctypes.Structure, shape: int = -1) -> None:
         """linear_cuda, or one shape of it."""
         self._check(self.c.kd_linear(ctypes.byref(args), shape, self._stream()), f"linear, shape {shape}")
-
-    def run_start(self, args: ctypes.Structure, shape: int, start: int) -> None:
-        """This shape; start: 1, weights early, + 2, prefetched, + 4, the next kernel allowed at once."""
-        status = self.c.kd_linear_start(ctypes.byref(args), shape, start, self._stream())
-        self._check(status, f"linear, shape {shape}, start {start}")
 
     @staticmethod
     def norm_args(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> ctypes.Structure:

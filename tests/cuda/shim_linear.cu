@@ -20,10 +20,6 @@ int kd_pack_int4(const PackInt4Args* a, void* stream) { return pack_int4_cuda(*a
 int kd_linear(const LinearArgs* a, int shape, void* stream) {
   return shape < 0 ? linear_cuda(*a, stream) : linear_cuda_with(*a, shape, stream);
 }
-// This shape with the three choices of LinearStart as bits.
-int kd_linear_start(const LinearArgs* a, int shape, int start, void* stream) {
-  return linear_cuda_with(*a, shape, {(start & 1) != 0, (start & 2) != 0, (start & 4) != 0}, stream);
-}
 // The shape that linear_cuda takes, plus 256 if it reads weights early; -1 without a device.
 int kd_choice(const LinearArgs* a) {
   LinearDevice device;

@@ -1,9 +1,10 @@
 """Times of the BF16 products of one rank of eight of Kimi K2.6 (tensor parallel), of few rows: every tile shape by
-itself, and products behind the norms and products that they wait for, by how they begin (LinearStart). Weights rotate
-past the L2. Before a shape is timed its bits are compared with those of the first."""
+itself, and products behind the norms and products that they wait for, by whether their weights are read
+early. Weights rotate past the L2. Before a shape is timed its bits are compared with those of the first."""
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,8 +18,8 @@ ROWS = (1, 8, 16)
 CACHE_BYTES = 130_000_000
 """Weights of a product that are read before one is read again."""
 
-STARTS = {"waits": 0, "prefetch": 2, "prefetch, allows": 6, "early": 1, "early, allows": 5, "allows": 4}
-"""How a product begins: bits of LinearStart."""
+STARTS = {"waits": False, "early": True}
+"""Whether a product waits for the kernel before it, or copies its weights first."""
 
 
 class Product(NamedTuple):
@@ -72,6 +73,12 @@ class Weights:
         return calls
 
 
+def run_as(lib: Lib, args: ctypes.Structure, shape: int, early: bool) -> None:
+    """This shape, weights read early or not."""
+    args.weights_settled = early
+    lib.run(args, shape)
+
+
 def graph_us(calls: list[Callable[[], object]], least: int = 24) -> float:
     """Median microseconds of a call."""
     return graph_time(calls * max(1, least // len(calls)), 5) * 1e6
@@ -107,7 +114,7 @@ def time_shapes(lib: Lib, report: Steps, weights: Weights, rows: int) -> dict[st
         want = weights.out.clone() if want is None else want
         differ = (bits(weights.out) != bits(want)).sum().item()
         report.check(differ == 0, f"{weights.product.name}, {rows} rows, {shape.name}: {differ} differ")
-        found[shape.name] = graph_us([lambda a=a, s=shape: lib.run_start(a, s.index, 0) for a in calls])
+        found[shape.name] = graph_us([lambda a=a, s=shape: run_as(lib, a, s.index, False) for a in calls])
     return found
 
 
@@ -126,11 +133,11 @@ def time_starts(lib: Lib, report: Steps, weights: Weights, rows: int, shapes: li
     names = {shape.index: shape.name for shape in lib.shapes(torch.bfloat16)}
     for index in shapes:
         times = found[names[index]] = {"norm": alone}
-        for start, number in STARTS.items():
+        for start, early in STARTS.items():
             step = f"rank's {weights.product.name} behind a norm, {rows} rows, {start}"
             if not report.begin(step, f"bf16 {names[index]}"):
                 continue
-            run = [f for a in calls for f in (norm, lambda a=a, n=number, i=index: lib.run_start(a, i, n))]
+            run = [f for a in calls for f in (norm, lambda a=a, e=early, i=index: run_as(lib, a, i, e))]
             times[start] = 2 * graph_us(run, 48) - alone
     return found
 
@@ -168,7 +175,7 @@ def time_layer(lib: Lib, report: Steps, rows: int, limit_s: float) -> None:
     cells, index = report.record.setdefault("rank_layer", {}), {s.name: s.index for s in lib.shapes(torch.bfloat16)}
     for kind in ("chosen", "fastest"):
         names = [names_of(report.record["rank"][f"{w.product.name}, {rows}"])[kind] for w in layer]
-        for start, number in STARTS.items():
+        for start, early in STARTS.items():
             step = f"a rank's layer of products, {rows} rows, {kind}, {start}"
             if time.time() - report.start > limit_s or not report.begin(step, *(f"bf16 {name}" for name in names)):
                 continue
@@ -176,7 +183,7 @@ def time_layer(lib: Lib, report: Steps, rows: int, limit_s: float) -> None:
             for number_of_set in range(3):
                 for weights, args, name in zip(layer, calls, names, strict=True):
                     run += [norms[weights.product.name]] if weights.product.name in norms else []
-                    run.append(lambda a=args[number_of_set], i=index[name], n=number: lib.run_start(a, i, n))
+                    run.append(lambda a=args[number_of_set], i=index[name], e=early: run_as(lib, a, i, e))
             cells[f"{rows}, {kind}, {start}"] = graph_us(run, 2 * len(run)) * len(run) / 3
             report.save()
 
