@@ -13,6 +13,13 @@ struct OneStream {
   int num_rows, prefix;  // prefix is -1 if it is not valid
 };
 
+// Past the L1 cache: what an early look has left there may be old.
+__device__ __forceinline__ int load_now(const int32_t* from) {
+  int value;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+
 // One warp, all of whose lanes take what one has seen: somebody may be about to write it.
 __device__ __forceinline__ OneStream look_at_stream(const AttnLaunch& launch) {
   const VerifyAttnArgs& a = launch.a;

@@ -129,20 +129,9 @@ __device__ __forceinline__ void fold_piece(const AttnLaunch& launch, const FoldP
   store_columns(out, latent - column, acc[0], num_leaves > 0 ? total.inverse_sum : NAN);
 }
 
-// Before the previous kernel ends: how many leaves the piece's row has at least, if what it follows from stays as it is.
-__device__ __forceinline__ int least_leaves(const AttnLaunch& launch, const FoldPiece& piece) {
-  const VerifyAttnArgs& a = launch.a;
-  const int64_t row = launch.row_begin + piece.row;
-  const int s = load_now(a.stream + row);
-  const int used = a.num_rows_device == nullptr ? int(a.num_rows) : load_now(a.num_rows_device);
-  if (row >= used || s < 0 || s >= a.num_streams) return 0;
-  const int prefix = load_now(a.prefix_len + s);
-  return prefix < 0 || prefix >= a.num_slots ? 0 : leaf_of(prefix) + 1;
-}
-
-// A block's piece where there is a block for every piece: the first leaves are loaded before it is known how many there
-// are, as many as there seemed to be; it does not matter if there are fewer. Rehearsed without loads and stores until the
-// previous kernel ends, so that the instructions are at hand. The additions are those of fold_piece<Float, true>.
+// A block's piece where there is a block for every piece: what it is folded from is loaded before it is known how many
+// leaves there are, up to kEarlyLeaves of them. Rehearsed without loads and stores until the previous kernel ends, so that
+// the instructions are at hand. The additions are those of fold_piece<Float, true>.
 template <class Float>
 struct FoldAlone {
   static constexpr int kEarly = 2, kEarlyLeaves = kEarly * kFoldSums;
@@ -158,22 +147,19 @@ struct FoldAlone {
   __device__ FoldAlone(const AttnLaunch& launch, const FoldPiece& piece, int warp, int lane)
       : launch(launch), piece(piece), warp(warp), lane(lane) {}
 
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int i = 0; i < kEarly; ++i) x[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f), own[i] = make_float2(0.0f, 0.0f);
-    of_lane = make_float2(0.0f, 1.0f);
-  }
-
-  // Those of the leaves [begin, end) that this thread keeps.
-  __device__ __forceinline__ void load(int begin, int end) {
+  // The leaves below `limit`.
+  __device__ __forceinline__ void load(int limit) {
 #pragma unroll
     for (int i = 0; i < kEarly; ++i) {
       const int leaf = warp + i * kFoldSums;
-      if (leaf < begin || leaf >= end || column >= latent) continue;
-      x[i] = __ldcs(reinterpret_cast<const float4*>(from + leaf * leaf_stride));
-      own[i] = stats[leaf];
+      x[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      own[i] = make_float2(0.0f, 0.0f);
+      if (leaf < limit && column < latent) {
+        x[i] = __ldcs(reinterpret_cast<const float4*>(from + leaf * leaf_stride));
+        own[i] = stats[leaf];
+      }
     }
-    if (lane >= begin && lane < end) of_lane = stats[lane];
+    of_lane = lane < limit ? stats[lane] : make_float2(0.0f, 1.0f);
   }
 
   // All threads of the block.
@@ -217,20 +203,18 @@ __global__ void __launch_bounds__(kFoldThreads, kFoldBlocks) attn_fold_kernel(co
   {
     const FoldPiece own(a, int(blockIdx.x));
     FoldAlone<Float> alone(launch, own, warp, lane);
-    const int num_early = min(least_leaves(launch, own), int(launch.max_leaves));  // on its way during the rehearsal
     int num_leaves = FoldAlone<Float>::kEarlyLeaves;
-    alone.clear();
+    alone.load(0);
 #pragma unroll 1
     for (bool is_real = false;; is_real = true) {
       if (is_real) {
-        alone.load(0, num_early);
+        alone.load(min(int(launch.max_leaves), kWarp));
         num_leaves = launch.num_leaves[own.row];  // of every row of the launch, in use or not
         num_pieces = rows_in_use(a.num_rows_device, launch.num_rows, launch.row_begin) * int(a.num_heads) * slices;
         prefix = lane < a.num_streams ? a.prefix_len[lane] : 0;
         if (blockIdx.x == 0 && threadIdx.x == 0) *launch.tickets = 0;
         if (num_pieces > blocks) break;
         if (num_leaves == kUnusedRow) return;
-        alone.load(num_early, num_leaves);
       }
       alone.fold(num_leaves, partial, is_real);
       if (is_real) return;

@@ -63,13 +63,6 @@ struct AttnPlan {
   int ordered;                        // rows lie as tree_rows makes them
 };
 
-// Past the L1 cache: what an early look has left there may be old.
-__device__ __forceinline__ int load_now(const int32_t* from) {
-  int value;
-  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
-  return value;
-}
-
 __device__ __forceinline__ int ceil_shift(int x, int shift) { return (x + (1 << shift) - 1) >> shift; }
 
 // The positions before `end` (the first of a leaf) in runs of 2^log2_unit positions, or of one leaf where leaves are
