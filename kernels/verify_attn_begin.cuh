@@ -31,17 +31,6 @@ __device__ __forceinline__ OneStream look_at_stream(const AttnLaunch& launch) {
   return {int(used), prefix >= 0 && prefix <= a.num_slots ? prefix : -1};
 }
 
-// What a tail item of this block would follow from with the smallest query tiles; with the depth of node `guess`, which is
-// looked at beside the others.
-__device__ __forceinline__ TailRow look_at_row(const AttnLaunch& launch, const AttnCosts& costs, int guess) {
-  const VerifyAttnArgs& a = launch.a;
-  const int row = int(blockIdx.x) / ceil_shift(int(a.num_heads), costs.min_log2_rows);
-  if (row >= int(launch.num_rows)) return {-1, -1, -1};
-  TailRow of{load_now(a.stream + launch.row_begin + row), load_now(a.node + launch.row_begin + row), -1};
-  if (guess >= 0 && guess < int(a.num_tree_slots)) of.depth = load_now(a.depth + guess);
-  return of;
-}
-
 // One warp: the first item of the block, if it needs nothing but the plan.
 __device__ __forceinline__ void find_shared_first(const AttnLaunch& launch, const AttnPlan& plan, AttnItem& item, int lane) {
   __syncwarp();
@@ -124,30 +113,21 @@ __device__ __forceinline__ void touch_rows(const AttnLaunch& launch, int num_row
 // --- the plan ------------------------------------------------------------------------------------------------------
 
 // One warp: plans a single stream before the previous kernel ends, waits for it, and finds the block's first item; without
-// keys, if there is none. A tail item is made ahead too, and again where anything has changed.
+// keys, if there is none.
 __device__ __forceinline__ void wait_and_plan_stream(const AttnLaunch& launch, const AttnCosts& costs, AttnPlan& plan,
                                                      AttnItem& item, int lane) {
-  const int block = int(blockIdx.x);
-  TailRow row = look_at_row(launch, costs, -1);
   const OneStream one = look_at_stream(launch);
-  row.depth = look_at_row(launch, costs, row.node).depth;
   prefetch_keys(launch, one.prefix, lane);
   plan_stream(launch, costs, one, plan, item, lane);
-  if (lane == 0 && block < plan.num_tail_items && plan.tail_log2_rows == costs.min_log2_rows)
-    set_tail_item(launch, plan, block, row, item);
   wait_for_previous_kernel();
   allow_next_kernel();
-  const TailRow row_now = look_at_row(launch, costs, row.node);
   const OneStream now = look_at_stream(launch);
   touch_rows(launch, one.num_rows, lane);
-  const bool is_same = now.num_rows == one.num_rows && now.prefix == one.prefix;
-  if (!is_same) plan_stream(launch, costs, now, plan, item, lane);
+  if (now.num_rows != one.num_rows || now.prefix != one.prefix) plan_stream(launch, costs, now, plan, item, lane);
   __syncwarp();
   if (lane > 0) return;
-  const bool is_made = is_same && plan.tail_log2_rows == costs.min_log2_rows && !(row_now != row);
-  if (block < plan.num_tail_items && is_made) store_leaves_of(launch, plan, block, item);
-  if (block < plan.num_tail_items && !is_made) find_tail_item(launch, plan, block, item);
-  if (block >= plan.num_items) item.begin = item.end = 0;
+  if (int(blockIdx.x) < plan.num_tail_items) find_tail_item(launch, plan, int(blockIdx.x), item);
+  if (int(blockIdx.x) >= plan.num_items) item.begin = item.end = 0;
 }
 
 // One thread of the grid, after the wait: a store that atomics of other blocks see whole; nothing is read.

@@ -31,17 +31,8 @@ __device__ __forceinline__ void set_stream(const AttnLaunch& launch, int stream,
   item.keys = static_cast<const char*>(a.cache) + stream * a.num_slots * row_bytes;
 }
 
-// What a tail item follows from, besides the plan. `depth` is that of the node, if both numbers are valid.
-struct TailRow {
-  int stream, node, depth;
-  __device__ __forceinline__ bool operator!=(const TailRow& b) const {
-    return stream != b.stream || node != b.node || depth != b.depth;
-  }
-};
-
 // One thread. An item without keys (end == begin) has nothing to do.
-__device__ __forceinline__ void set_tail_item(const AttnLaunch& launch, const AttnPlan& plan, int index, TailRow of,
-                                              AttnItem& item) {
+__device__ void find_tail_item(const AttnLaunch& launch, const AttnPlan& plan, int index, AttnItem& item) {
   const VerifyAttnArgs& a = launch.a;
   const int tiles = ceil_shift(int(a.num_heads), plan.tail_log2_rows), row = index / tiles;
   const int head = (index % tiles) << plan.tail_log2_rows;
@@ -50,9 +41,10 @@ __device__ __forceinline__ void set_tail_item(const AttnLaunch& launch, const At
   item.log2_rows = plan.tail_log2_rows;
   item.begin = item.end = 0;
   item.node = item.depth = 0;
-  const int s = of.stream, node = of.node, depth = of.depth;
+  const int s = a.stream[launch.row_begin + row], node = a.node[launch.row_begin + row];
   bool valid = plan.ordered && s >= 0 && s < a.num_streams && node >= 0 && node < a.num_tree_slots;
   valid = valid && plan.streams[s].prefix >= 0 && plan.streams[s].prefix + node < a.num_slots;
+  const int depth = valid ? a.depth[s * a.num_tree_slots + node] : -1;
   valid = valid && depth >= 0 && depth <= node;
   if (valid) {
     item.prefix = plan.streams[s].prefix;
@@ -63,24 +55,7 @@ __device__ __forceinline__ void set_tail_item(const AttnLaunch& launch, const At
     item.depth = depth;
     set_stream(launch, s, item);
   }
-}
-
-// One thread, for a tail item that has been set: how many leaves its row has.
-__device__ __forceinline__ void store_leaves_of(const AttnLaunch& launch, const AttnPlan& plan, int index,
-                                                const AttnItem& item) {
-  const int tiles = ceil_shift(int(launch.a.num_heads), plan.tail_log2_rows), row = index / tiles;
-  if (row * tiles == index) launch.num_leaves[row] = item.end > item.begin ? leaf_of(item.end - 1) + 1 : kInvalidRow;
-}
-
-// One thread.
-__device__ void find_tail_item(const AttnLaunch& launch, const AttnPlan& plan, int index, AttnItem& item) {
-  const VerifyAttnArgs& a = launch.a;
-  const int64_t row = launch.row_begin + index / ceil_shift(int(a.num_heads), plan.tail_log2_rows);
-  TailRow of{a.stream[row], a.node[row], -1};
-  if (of.stream >= 0 && of.stream < a.num_streams && of.node >= 0 && of.node < a.num_tree_slots)
-    of.depth = a.depth[of.stream * a.num_tree_slots + of.node];
-  set_tail_item(launch, plan, index, of, item);
-  store_leaves_of(launch, plan, index, item);
+  if (head == 0) launch.num_leaves[row] = valid ? leaf_of(item.end - 1) + 1 : kInvalidRow;
 }
 
 __device__ void find_shared_item(const AttnLaunch& launch, const AttnPlan& plan, int index, AttnItem& item) {

@@ -19,9 +19,8 @@ struct ScoresGroup : WgmmaGroup {
     uint64_t drawn = 0;     // of one thread: what the item after the one at hand will be
     const bool is_one = launch.a.num_streams == 1;
 #pragma unroll 1
-    for (int index = is_one ? -1 : 0;; ++index) {  // -1: rehearses a tile of whatever lies in the second stage
+    for (int index = is_one ? -1 : 0;; ++index) {  // -1: rehearses a tile of whatever lies there, in the second stage
       const bool is_real = index >= 0;
-      at = index > 0 ? at : RingPlace{is_real ? 0 : 1};
       if (index == 0) {
         if (is_one) meet_planned();
         if (thread / kWarp == kDrawer / kWarp) publish_first();
@@ -30,15 +29,16 @@ struct ScoresGroup : WgmmaGroup {
       const AttnItem& item = is_real ? wait_for_item(index) : shared.items[1];
       const int num_tiles = is_real ? num_tiles_of(item) : 1;
       if (num_tiles == 0) break;
+      at = is_real ? at : RingPlace{1};
       if (is_real) meet();  // nobody looks at the item before any more
       if (index == 0) {
+        at = RingPlace{};
 #pragma unroll 1
         for (int i = shared.asked_first & kTileAsked ? 1 : 0; i < min(num_tiles, 2); ++i) ask(0, i, at.after(i));
         is_asked = num_tiles > 1;
       }
       if (is_real) wait(shared.queries_full, index & 1);
-      const uint32_t queries_at = is_real ? base + kQueries : stage_at(1);
-      load_queries(queries_at);
+      load_queries();
       const int num_plain = (item.plain_end - item.begin) / kTileRows, key = first_key(item, 0);
       int leaf_end = 0;  // the tile behind the leaf
 #pragma unroll 1
@@ -46,7 +46,7 @@ struct ScoresGroup : WgmmaGroup {
         if (is_real && thread == kDrawer && i == max(num_tiles - 4, 0)) drawn = draw(launch, shared.plan);
         if (is_real && thread / kWarp == kDrawer / kWarp && i == max(num_tiles - 3, 0)) publish_item(index + 1, drawn);
         if (!is_real || i >= num_plain) finish_copies();
-        score(queries_at, at, is_real);
+        score(at, is_real);
         TileRole role{true, true, 1};
         if (is_real) {
           if (!is_asked) ask(index, i + 1, at.after(1));  // while the products are under way, as all up to the wait
@@ -182,16 +182,15 @@ struct ScoresGroup : WgmmaGroup {
 
   // --- products ---
 
-  // `from`: where the queries lie in shared memory, as in `score`.
-  __device__ __forceinline__ void load_queries(uint32_t from) {
+  __device__ __forceinline__ void load_queries() {
     const int at_row = thread / kWarp * 16 + thread % 16, at_chunk = thread % kWarp / 16;
 #pragma unroll
     for (int k = 0; k < kRegisterSteps; ++k)
-      load_matrix4(query[k], from + k / 4 * kTileBytes + chunk_offset(at_row, k % 4 * 2 + at_chunk));
+      load_matrix4(query[k], base + kQueries + k / 4 * kTileBytes + chunk_offset(at_row, k % 4 * 2 + at_chunk));
   }
 
-  __device__ __forceinline__ void score(uint32_t from, RingPlace at, bool is_real) {
-    const uint64_t a = tile_descriptor(from), b = tile_descriptor(stage_at(at.stage()));
+  __device__ __forceinline__ void score(RingPlace at, bool is_real) {
+    const uint64_t a = tile_descriptor(base + kQueries), b = tile_descriptor(stage_at(at.stage()));
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       if (is_real) wait(shared.full[at.stage()][part], at.phase());
