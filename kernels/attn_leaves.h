@@ -31,13 +31,6 @@ KDTREE_LEAF_HD constexpr int leaf_of(int position) {
   return leaf_region_first(r) + ((position - leaf_region_begin(r)) >> (kLog2FirstLeaf + r));
 }
 
-// First position of leaf `leaf`.
-KDTREE_LEAF_HD constexpr int leaf_start(int leaf) {
-  const int r = (leaf >= leaf_region_first(1)) + (leaf >= leaf_region_first(2)) + (leaf >= leaf_region_first(3)) +
-                (leaf >= leaf_region_first(4));
-  return leaf_region_begin(r) + ((leaf - leaf_region_first(r)) << (kLog2FirstLeaf + r));
-}
-
 // First position of the leaf that holds `position`.
 KDTREE_LEAF_HD constexpr int leaf_begin(int position) {
   return position & ~((1 << (kLog2FirstLeaf + leaf_region(position))) - 1);
@@ -45,8 +38,6 @@ KDTREE_LEAF_HD constexpr int leaf_begin(int position) {
 
 static_assert(leaf_of(2047) == 15 && leaf_of(2048) == 16 && leaf_of(8191) == 39 && leaf_of(8192) == 40);
 static_assert(leaf_of(32767) == 87 && leaf_of(32768) == 88 && leaf_of(131071) == 183 && leaf_of(131072) == 184);
-static_assert(leaf_start(15) == 1920 && leaf_start(16) == 2048 && leaf_start(40) == 8192 && leaf_start(88) == 32768);
-static_assert(leaf_start(87) == 32256 && leaf_start(184) == 131072 && leaf_start(185) == 133120);
 static_assert(leaf_begin(2047) == 1920 && leaf_begin(2303) == 2048 && leaf_begin(131072 + 2047) == 131072);
 
 }  // namespace kdtree

@@ -20,14 +20,12 @@ __device__ __forceinline__ int load_now(const int32_t* from) {
   return value;
 }
 
-// One warp, all of whose lanes take what one has seen: somebody may be about to write it.
 __device__ __forceinline__ OneStream look_at_stream(const AttnLaunch& launch) {
   const VerifyAttnArgs& a = launch.a;
-  int prefix = load_now(a.prefix_len);
+  const int prefix = load_now(a.prefix_len);
   int64_t used = launch.num_rows;
   if (a.num_rows_device != nullptr) used = int64_t(load_now(a.num_rows_device)) - launch.row_begin;
-  prefix = __shfl_sync(0xffffffffu, prefix, 0);
-  used = __shfl_sync(0xffffffffu, int(used < 0 ? 0 : used < launch.num_rows ? used : launch.num_rows), 0);
+  used = used < 0 ? 0 : used < launch.num_rows ? used : launch.num_rows;
   return {int(used), prefix >= 0 && prefix <= a.num_slots ? prefix : -1};
 }
 
@@ -39,41 +37,9 @@ __device__ __forceinline__ void find_shared_first(const AttnLaunch& launch, cons
   if (index >= 0 && int(blockIdx.x) < plan.num_items) find_shared_item(launch, plan, index, item);
 }
 
-// One warp: the same plan and first item without a choice, where there is a block for every item when tiles and runs are as
-// small as can be; false where there is not.
-__device__ __forceinline__ bool plan_clear(const AttnLaunch& launch, const AttnCosts& costs, OneStream one, AttnPlan& plan,
-                                           AttnItem& item, int lane) {
-  const int log2_rows = costs.min_log2_rows, num_heads = int(launch.a.num_heads), queries = one.num_rows * num_heads;
-  const int shared_end = one.prefix >= 0 ? leaf_begin(one.prefix) : 0, tiles = ceil_shift(queries, log2_rows);
-  const int leaves = shared_end > 0 ? leaf_of(shared_end - 1) + 1 : 0;
-  const int tails = one.num_rows * ceil_shift(num_heads, log2_rows), shared_items = tiles * leaves;
-  if (tails > int(gridDim.x) / 2 && log2_rows < costs.max_log2_rows && (1 << log2_rows) < num_heads) return false;
-  if (tails + shared_items > int(gridDim.x)) return false;
-  if (lane > 0) return true;
-  plan.streams[0] = {0, one.num_rows, one.prefix, shared_end, shared_items};
-  plan.num_rows = one.num_rows;
-  plan.num_tail_items = tails;
-  plan.num_items = tails + shared_items;
-  plan.tail_log2_rows = plan.shared_log2_rows = log2_rows;
-  plan.log2_unit = kLog2FirstLeaf;
-  plan.ordered = 1;
-  const int index = int(blockIdx.x) - tails;
-  if (index < 0 || index >= shared_items) return true;
-  const int leaf = leaves - 1 - index / tiles, first = (index % tiles) << log2_rows;
-  item.begin = leaf_start(leaf);
-  item.end = item.prefix = item.plain_end = leaf_start(leaf + 1);
-  item.first_query = first;
-  item.num_queries = min(1 << log2_rows, queries - first);
-  item.log2_rows = log2_rows;
-  item.node = item.depth = -1;
-  set_stream(launch, 0, item);
-  return true;
-}
-
 // One warp: the plan of a single stream, and such a first item.
 __device__ __forceinline__ void plan_stream(const AttnLaunch& launch, const AttnCosts& costs, OneStream one, AttnPlan& plan,
                                             AttnItem& item, int lane) {
-  if (plan_clear(launch, costs, one, plan, item, lane)) return;
   if (lane == 0) {
     plan.num_rows = one.num_rows;
     plan.ordered = 1;
@@ -107,40 +73,10 @@ __device__ __forceinline__ void touch_rows(const AttnLaunch& launch, int num_row
   };
   if (int(blockIdx.x) >= num_rows) return;
   if (lane == 0) touch(a.stream + launch.row_begin + blockIdx.x), touch(a.node + launch.row_begin + blockIdx.x);
-  if (lane * 32 < a.num_tree_slots) touch(a.depth + lane * 32), touch(a.parent + lane * 32);
+  if (lane * 32 < a.num_tree_slots) touch(a.depth + lane * 32);
 }
 
 // --- the plan ------------------------------------------------------------------------------------------------------
-
-// One warp: plans a single stream before the previous kernel ends, waits for it, and finds the block's first item; without
-// keys, if there is none.
-__device__ __forceinline__ void wait_and_plan_stream(const AttnLaunch& launch, const AttnCosts& costs, AttnPlan& plan,
-                                                     AttnItem& item, int lane) {
-  const OneStream one = look_at_stream(launch);
-  prefetch_keys(launch, one.prefix, lane);
-  plan_stream(launch, costs, one, plan, item, lane);
-  wait_for_previous_kernel();
-  allow_next_kernel();
-  const OneStream now = look_at_stream(launch);
-  touch_rows(launch, one.num_rows, lane);
-  if (now.num_rows != one.num_rows || now.prefix != one.prefix) plan_stream(launch, costs, now, plan, item, lane);
-  __syncwarp();
-  if (lane > 0) return;
-  if (int(blockIdx.x) < plan.num_tail_items) find_tail_item(launch, plan, int(blockIdx.x), item);
-  if (int(blockIdx.x) >= plan.num_items) item.begin = item.end = 0;
-}
-
-// One thread of the grid, after the wait: a store that atomics of other blocks see whole; nothing is read.
-__device__ __forceinline__ void mark_tickets(const AttnLaunch& launch) {
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(launch.tickets), "l"(kTicketMark) : "memory");
-}
-
-// Threads of the last block, which has the least to do: rows that are not in use.
-__device__ __forceinline__ void mark_unused_rows(const AttnLaunch& launch, const AttnPlan& plan, int thread, int step) {
-  if (blockIdx.x + 1 < gridDim.x) return;
-#pragma unroll 1
-  for (int t = plan.num_rows + thread; t < int(launch.num_rows); t += step) launch.num_leaves[t] = kUnusedRow;
-}
 
 // All threads of the block: waits for the previous kernel, lets the next one start, makes the plan and finds the block's
 // first item; without keys, if there is none.
@@ -148,18 +84,30 @@ __device__ __forceinline__ void wait_and_plan(const AttnLaunch& launch, const At
                                               AttnItem& item) {
   const int thread = int(threadIdx.x);
   const bool is_one = launch.a.num_streams == 1, is_first_warp = thread < kWarp;
-  if (is_one && is_first_warp) wait_and_plan_stream(launch, costs, plan, item, thread);
+  OneStream one{};
+  if (is_one && is_first_warp) {
+    one = look_at_stream(launch);
+    prefetch_keys(launch, one.prefix, thread);
+    plan_stream(launch, costs, one, plan, item, thread);
+  }
   wait_for_previous_kernel();
   allow_next_kernel();
-  if (blockIdx.x == 0 && thread == kWarp) mark_tickets(launch);
+  if (blockIdx.x == 0 && thread == 0)  // a store that atomics of other blocks see whole; nothing is read
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(launch.tickets), "l"(kTicketMark) : "memory");
   if (!is_one) {
     plan_streams(launch, costs, plan);
     if (is_first_warp) find_shared_first(launch, plan, item, thread);
-    if (thread == 0 && int(blockIdx.x) < plan.num_tail_items) find_tail_item(launch, plan, int(blockIdx.x), item);
-    if (thread == 0 && int(blockIdx.x) >= plan.num_items) item.begin = item.end = 0;
+  } else if (is_first_warp) {
+    const OneStream now = look_at_stream(launch);
+    touch_rows(launch, one.num_rows, thread);
+    if (now.num_rows != one.num_rows || now.prefix != one.prefix) plan_stream(launch, costs, now, plan, item, thread);
   }
+  if (thread == 0 && int(blockIdx.x) < plan.num_tail_items) find_tail_item(launch, plan, int(blockIdx.x), item);
+  if (thread == 0 && int(blockIdx.x) >= plan.num_items) item.begin = item.end = 0;
   __syncthreads();
-  mark_unused_rows(launch, plan, thread, int(blockDim.x));
+  if (blockIdx.x + 1 < gridDim.x) return;  // the last block has the least to do
+#pragma unroll 1
+  for (int t = plan.num_rows + thread; t < int(launch.num_rows); t += int(blockDim.x)) launch.num_leaves[t] = kUnusedRow;
 }
 
 }  // namespace kdtree

@@ -47,7 +47,7 @@ struct LeafBlock {
   static constexpr int kTotals = kMmaThreads / kWarp - 1;  // the warp that adds up the sums
   static_assert(S::kKeys == 32 && kBlocks == 2 && S::kWarpColumns == 16 && S::kValueWarps <= kTotals);
   static_assert(kLeafKeys * kChunks % kMmaThreads == 0 && kLeafQueries * kChunks <= kMmaThreads);
-  static_assert(sizeof(LeafShared<S>) <= S::kPlan);
+  static_assert(sizeof(LeafShared<S>) <= S::kSharedBytes);
 
   const AttnLaunch& launch;
   LeafShared<S>& shared;
@@ -65,14 +65,28 @@ struct LeafBlock {
   __device__ __forceinline__ bool run() {
     const VerifyAttnArgs& a = launch.a;
     if (a.num_tree_slots > kLeafNodes || 4 * launch.num_rows * head_tiles > gridDim.x) return false;
-    enum Pass { kRehearsal, kFirstLeaf, kLaterLeaf } pass = kRehearsal;
-    LeafLook seen = look();  // on its way during the rehearsal, whose item is empty
+    LeafLook seen = look();  // on its way during the rehearsal
     int begin = 0;
 #pragma unroll 1
-    while (true) {
+    for (bool is_real = false;; is_real = true) {
+      const int num_tiles = is_real ? (min(item.end - begin, kLeafKeys) + S::kKeys - 1) / S::kKeys : kTiles;
+      if (warp < kTiles) score(begin, num_tiles);
+      __syncthreads();
+      if (warp < S::kValueWarps) add_values(begin, num_tiles);
+      if (warp == kTotals) store_stats(begin, num_tiles);
+      begin = is_real ? begin + kLeafKeys : 0;
+      if (is_real && begin >= item.end) return true;
+      if (!is_real && !find_item(seen)) return false;
+      __syncthreads();
+      if (!is_real) {
+        prefetch();
+        wait_for_previous_kernel();
+        allow_next_kernel();
+        begin = item.begin;
+      }
       ask(begin);
       bool changed = false;
-      if (pass == kFirstLeaf) {
+      if (!is_real) {
         const LeafLook now = look();
         changed = now != seen;
         seen = now;
@@ -86,28 +100,8 @@ struct LeafBlock {
         cp_async_wait<0>();
         __syncthreads();
       }
-      if (pass == kFirstLeaf) store_leaves(clipped_rows(seen));
-      if (pass == kFirstLeaf && begin >= item.end) return true;
-      const int num_keys = min(item.end - begin, kLeafKeys);
-      const int num_tiles = pass == kRehearsal ? kTiles : (num_keys + S::kKeys - 1) / S::kKeys;
-      if (warp < kTiles) score(begin, num_tiles);
-      __syncthreads();
-      if (warp < S::kValueWarps) add_values(begin, num_tiles);
-      if (warp == kTotals) store_stats(begin, num_tiles);
-      if (pass != kRehearsal) {
-        begin += kLeafKeys;
-        if (begin >= item.end) return true;
-        pass = kLaterLeaf;
-        __syncthreads();
-        continue;
-      }
-      if (!find_item(seen)) return false;
-      __syncthreads();
-      prefetch();
-      wait_for_previous_kernel();
-      allow_next_kernel();
-      begin = item.begin;
-      pass = kFirstLeaf;
+      if (!is_real) store_leaves(clipped_rows(seen));
+      if (begin >= item.end) return true;
     }
   }
 

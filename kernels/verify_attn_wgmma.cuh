@@ -3,8 +3,7 @@
 // 4 warps share the work and meet at barriers in shared memory only:
 //   scores   S = Q K^T and softmax: the maximum moves only when it grows by more than 8 (in log2), so that rescaling is
 //            rare; P goes where the tile's rope columns were, which P V does not read. It also finds the next item
-//            and asks for its queries. Where there is one stream it first rehearses a tile while the first warp plans and
-//            asks for the first keys: its instructions, which are many, are at hand then
+//            and asks for its queries
 //   values   two groups, O += P V for 256 columns of the latent each; then the first one asks for the tile after next
 // A tile that a path runs through, or that is not full, is copied 16 bytes at a time. The order of additions of a query is
 // that of its keys: nothing else enters it.
@@ -23,7 +22,6 @@ __device__ __forceinline__ void init_barriers(WgmmaShared& shared) {
   }
   for (int i = 0; i < 2; ++i) init(shared.item_ready[i], 1);
   init(shared.queries_full, 1);
-  shared.asked_first = 0;
   fence_barrier_init();
 }
 
@@ -42,20 +40,9 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     prefetch_map(maps.q_latent);
     prefetch_map(maps.q_rope);
   }
+  wait_and_plan(launch, costs, shared.plan, shared.items[0]);
   const WgmmaGroup group{launch, shared, shared_address(memory)};
   const int role = __shfl_sync(0xffffffffu, int(threadIdx.x) / kWarpgroup, 0);
-  if (launch.a.num_streams != 1) {
-    wait_and_plan(launch, costs, shared.plan, shared.items[0]);
-  } else if (role < 2) {  // the scores group rehearses meanwhile
-    if (threadIdx.x < kWarp) {
-      wait_and_plan_stream(launch, costs, shared.plan, shared.items[0], int(threadIdx.x));
-      group.ask_first(maps);
-    }
-    wait_for_previous_kernel();
-    if (blockIdx.x == 0 && threadIdx.x == kWarp) mark_tickets(launch);
-    group.meet_planned();
-    mark_unused_rows(launch, shared.plan, int(threadIdx.x), 2 * kWarpgroup);
-  }
   if (role == 0)
     ValuesGroup<0>(group).run(maps);
   else if (role == 1)

@@ -24,8 +24,6 @@ struct ValuesTask {
   int next_key;  // row of the cache where the tile begins that they ask for, or -1
 };
 
-enum FirstAsked : int { kQueriesAsked = 1, kTileAsked = 2 };
-
 // Behind the stages in shared memory.
 struct WgmmaShared {
   ValuesTask task[kWgmmaStages];
@@ -38,7 +36,6 @@ struct WgmmaShared {
   AttnItem items[2];                // in turn
   float alpha[kWgmmaStages][kTileRows];  // rescaling factors
   int grows[kWgmmaStages][4];       // some alpha of these 16 queries is not 1
-  int asked_first;                  // FirstAsked: what the first item does not need to be asked for any more
   uint16_t path[kTileRows];         // the nodes of a tile's keys, where they lie on the path
 };
 constexpr int kWgmmaSharedBytes = kQueries + kStageBytes + int(sizeof(WgmmaShared));
@@ -95,38 +92,6 @@ struct WgmmaGroup {
       copy_tiles(stage_at(stage) + part * kPartBoxes * kTileBytes, keys, first, part * kPartBoxes, barrier);
     }
     __syncwarp();
-  }
-  __device__ __forceinline__ int first_key(const AttnItem& item, int i) const {
-    return item.stream * int(launch.a.num_slots) + item.begin + i * kTileRows;
-  }
-  // One thread: asks for the queries of an item. No product of the item before is under way.
-  __device__ __forceinline__ void ask_queries_of(const AttnMaps& maps, const AttnItem& item) const {
-    const uint32_t barrier = shared_address(&shared.queries_full), to = base + kQueries;
-    const int first = int(launch.query_begin) + item.first_query;
-    barrier_arrive_expect(barrier, kStageBytes);
-    copy_tiles(to, maps.q_latent, first, 0, barrier);
-    copy_tiles(to + kRopeBox, maps.q_rope, first, 0, barrier);
-  }
-  // The warp that has planned a single stream: asks for the queries of the first item, and for its first tile if it is plain.
-  __device__ __forceinline__ void ask_first(const AttnMaps& maps) const {
-    __syncwarp();
-    const AttnItem& item = shared.items[0];
-    if (item.end == item.begin) return;
-    const bool plain = is_plain(item, 0);
-    if (elect_one()) {
-      shared.asked_first = kQueriesAsked | (plain ? kTileAsked : 0);
-      ask_queries_of(maps, item);
-    }
-    if (!plain) return;
-    const int key = first_key(item, 0);
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) ask_part(maps.keys, key, 0, part);
-  }
-  // All threads of the block, where there is one stream: meet when the first item is there.
-  __device__ __forceinline__ void meet_planned() const {
-    wait_for_previous_kernel();
-    allow_next_kernel();
-    block_meet<2>(kWgmmaThreads);
   }
   __device__ __forceinline__ const AttnItem& wait_for_item(int index) const {
     wait(shared.item_ready[index & 1], (index >> 1) & 1);

@@ -17,52 +17,40 @@ struct ScoresGroup : WgmmaGroup {
     RingPlace at;
     bool is_asked = false;  // the tile after the one at hand
     uint64_t drawn = 0;     // of one thread: what the item after the one at hand will be
-    const bool is_one = launch.a.num_streams == 1;
-#pragma unroll 1
-    for (int index = is_one ? -1 : 0;; ++index) {  // -1: rehearses a tile of whatever lies there, in the second stage
-      const bool is_real = index >= 0;
-      if (index == 0) {
-        if (is_one) meet_planned();
-        if (thread / kWarp == kDrawer / kWarp) publish_first();
-        if (!(shared.asked_first & kQueriesAsked)) ask_queries(0);
-      }
-      const AttnItem& item = is_real ? wait_for_item(index) : shared.items[1];
-      const int num_tiles = is_real ? num_tiles_of(item) : 1;
+    if (thread / kWarp == kDrawer / kWarp) publish_first();
+    ask_queries(0);
+    ask(0, 0, at);
+    for (int index = 0;; ++index) {
+      const AttnItem& item = wait_for_item(index);
+      const int num_tiles = num_tiles_of(item);
       if (num_tiles == 0) break;
-      at = is_real ? at : RingPlace{1};
-      if (is_real) meet();  // nobody looks at the item before any more
-      if (index == 0) {
-        at = RingPlace{};
-#pragma unroll 1
-        for (int i = shared.asked_first & kTileAsked ? 1 : 0; i < min(num_tiles, 2); ++i) ask(0, i, at.after(i));
-        is_asked = num_tiles > 1;
+      meet();  // nobody looks at the item before any more
+      if (index == 0 && num_tiles > 1) {
+        ask(0, 1, at.after(1));
+        is_asked = true;
       }
-      if (is_real) wait(shared.queries_full, index & 1);
+      wait(shared.queries_full, index & 1);
       load_queries();
       const int num_plain = (item.plain_end - item.begin) / kTileRows, key = first_key(item, 0);
       int leaf_end = 0;  // the tile behind the leaf
 #pragma unroll 1
       for (int i = 0; i < num_tiles; ++i) {
-        if (is_real && thread == kDrawer && i == max(num_tiles - 4, 0)) drawn = draw(launch, shared.plan);
-        if (is_real && thread / kWarp == kDrawer / kWarp && i == max(num_tiles - 3, 0)) publish_item(index + 1, drawn);
-        if (!is_real || i >= num_plain) finish_copies();
-        score(at, is_real);
-        TileRole role{true, true, 1};
-        if (is_real) {
-          if (!is_asked) ask(index, i + 1, at.after(1));  // while the products are under way, as all up to the wait
-          const bool is_near = i + kWgmmaStages < num_plain;
-          const int next_key = is_near ? key + (i + kWgmmaStages) * kTileRows : key_after_next(index, i);
-          is_asked = next_key >= 0;
-          role = {i == leaf_end, false, item.end - item.begin - i * kTileRows};
-          if (role.starts_leaf) leaf_end = min(i + leaf_tiles(item, i), num_tiles);
-          role.ends_leaf = i + 1 == leaf_end;
-          if (thread == 0) give_task(item, i, role, next_key, shared.task[at.stage()]);
-        }
+        if (thread == kDrawer && i == max(num_tiles - 4, 0)) drawn = draw(launch, shared.plan);
+        if (thread / kWarp == kDrawer / kWarp && i == max(num_tiles - 3, 0)) publish_item(index + 1, drawn);
+        if (i >= num_plain) finish_copies();
+        score(at);
+        if (!is_asked) ask(index, i + 1, at.after(1));  // while the products are under way, as all up to the wait
+        const bool is_near = i + kWgmmaStages < num_plain;
+        const int next_key = is_near ? key + (i + kWgmmaStages) * kTileRows : key_after_next(index, i);
+        is_asked = next_key >= 0;
+        TileRole role{i == leaf_end, false, item.end - item.begin - i * kTileRows};
+        if (role.starts_leaf) leaf_end = min(i + leaf_tiles(item, i), num_tiles);
+        role.ends_leaf = i + 1 == leaf_end;
+        if (thread == 0) give_task(item, i, role, next_key, shared.task[at.stage()]);
         wgmma_wait();
         pin(s);
         meet();  // no warp reads the queries or the rope columns any more
         softmax(role, at.stage());
-        if (!is_real) break;
         arrive(shared.scored[at.stage()]);
         if (i + 1 == num_tiles) ask_queries(index + 1);
         if (role.ends_leaf) store_stats(item, i);
@@ -112,11 +100,15 @@ struct ScoresGroup : WgmmaGroup {
     arrive(shared.item_ready[index & 1]);
   }
 
-  // Asks for the queries of item `index`, if there is one.
+  // Asks for the queries of an item. No product of the item before is under way.
   __device__ __forceinline__ void ask_queries(int index) const {
     const AttnItem& item = wait_for_item(index);
     if (num_tiles_of(item) == 0 || warp() != 0 || !elect_one()) return;
-    ask_queries_of(maps, item);
+    const uint32_t barrier = shared_address(&shared.queries_full), to = base + kQueries;
+    const int first = int(launch.query_begin) + item.first_query;
+    barrier_arrive_expect(barrier, kStageBytes);
+    copy_tiles(to, maps.q_latent, first, 0, barrier);
+    copy_tiles(to + kRopeBox, maps.q_rope, first, 0, barrier);
   }
 
   // Asks for tile i of an item, or the first one of the item after it, as soon as its stage is empty.
@@ -133,6 +125,10 @@ struct ScoresGroup : WgmmaGroup {
     } else if (warp() < kParts) {
       ask_part(maps.keys, first_key(item, i), to.stage(), warp());
     }
+  }
+
+  __device__ __forceinline__ int first_key(const AttnItem& item, int i) const {
+    return item.stream * int(launch.a.num_slots) + item.begin + i * kTileRows;
   }
 
   // Where the tile two places behind tile i begins in the cache; -1 if that is not known yet, or it is not plain.
@@ -189,11 +185,11 @@ struct ScoresGroup : WgmmaGroup {
       load_matrix4(query[k], base + kQueries + k / 4 * kTileBytes + chunk_offset(at_row, k % 4 * 2 + at_chunk));
   }
 
-  __device__ __forceinline__ void score(RingPlace at, bool is_real) {
+  __device__ __forceinline__ void score(RingPlace at) {
     const uint64_t a = tile_descriptor(base + kQueries), b = tile_descriptor(stage_at(at.stage()));
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      if (is_real) wait(shared.full[at.stage()][part], at.phase());
+      wait(shared.full[at.stage()][part], at.phase());
       wgmma_begin();
 #pragma unroll
       for (int k = part * kPartBoxes * 4; k < (part + 1) * kPartBoxes * 4; ++k) {
