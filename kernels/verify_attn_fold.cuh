@@ -22,13 +22,14 @@ __device__ __forceinline__ void add_to(float4& acc, const float4& x) {
 }
 
 // Maximum over the leaves, and 1 / the sum over them of exp2(maximum - largest) * sum: lanes take leaves lane, lane +
-// 32, …; `first` are the statistics of leaf `lane`.
+// 32, …
 struct QueryTotal {
   float largest, inverse_sum;
 };
 
-__device__ __forceinline__ QueryTotal total_of(const float2* stats, float2 first, int num_leaves, int lane) {
-  float largest = lane < num_leaves ? first.x : -INFINITY;
+__device__ __forceinline__ QueryTotal total_of(const float2* stats, int num_leaves, int lane) {
+  const float2 first = lane < num_leaves ? stats[lane] : make_float2(-INFINITY, 0.0f);
+  float largest = first.x;
 #pragma unroll 1
   for (int c = lane + kWarp; c < num_leaves; c += kWarp) largest = fmaxf(largest, stats[c].x);
   largest = warp_max(largest);
@@ -99,8 +100,7 @@ __device__ __forceinline__ void fold_piece(const AttnLaunch& launch, const FoldP
   const float2* stats = launch.stats + int64_t(piece.query) * launch.max_leaves;
   LeafColumns<kSplit> leaves;
   leaves.load(from, stats, leaf_stride, num_used, first, kStep);  // on their way while the maximum is found
-  const float2 of_lane = lane < num_leaves ? stats[lane] : make_float2(0.0f, 0.0f);
-  const QueryTotal total = total_of(stats, of_lane, num_leaves, lane);
+  const QueryTotal total = total_of(stats, num_leaves, lane);
   float4 acc[kSums];
 #pragma unroll
   for (auto& sum : acc) sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -129,98 +129,23 @@ __device__ __forceinline__ void fold_piece(const AttnLaunch& launch, const FoldP
   store_columns(out, latent - column, acc[0], num_leaves > 0 ? total.inverse_sum : NAN);
 }
 
-// A block's piece where there is a block for every piece: what it is folded from is loaded before it is known how many
-// leaves there are, up to kEarlyLeaves of them. Rehearsed without loads and stores until the previous kernel ends, so that
-// the instructions are at hand. The additions are those of fold_piece<Float, true>.
-template <class Float>
-struct FoldAlone {
-  static constexpr int kEarly = 2, kEarlyLeaves = kEarly * kFoldSums;
-  const AttnLaunch& launch;
-  const FoldPiece piece;
-  const int warp, lane, latent = int(launch.a.latent_dim), column = piece.column + lane * 4;
-  const float* const from = launch.partials + int64_t(piece.query) * launch.pitch + column;
-  const float2* const stats = launch.stats + int64_t(piece.query) * launch.max_leaves;
-  const int64_t leaf_stride = launch.num_queries * launch.pitch;
-  float4 x[kEarly];
-  float2 own[kEarly], of_lane;  // statistics of this warp's leaves, and of leaf `lane`
-
-  __device__ FoldAlone(const AttnLaunch& launch, const FoldPiece& piece, int warp, int lane)
-      : launch(launch), piece(piece), warp(warp), lane(lane) {}
-
-  // The leaves below `limit`.
-  __device__ __forceinline__ void load(int limit) {
-#pragma unroll
-    for (int i = 0; i < kEarly; ++i) {
-      const int leaf = warp + i * kFoldSums;
-      x[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      own[i] = make_float2(0.0f, 0.0f);
-      if (leaf < limit && column < latent) {
-        x[i] = __ldcs(reinterpret_cast<const float4*>(from + leaf * leaf_stride));
-        own[i] = stats[leaf];
-      }
-    }
-    of_lane = lane < limit ? stats[lane] : make_float2(0.0f, 1.0f);
-  }
-
-  // All threads of the block.
-  __device__ __forceinline__ void fold(int num_leaves, float4 (*partial)[kWarp], bool is_stored) const {
-    const int num_used = column < latent ? num_leaves : 0;
-    LeafColumns<true> later;  // on their way while the maximum is found
-    later.load(from, stats, leaf_stride, num_used, warp + kEarlyLeaves, kFoldSums);
-    const QueryTotal total = total_of(stats, of_lane, num_leaves, lane);
-    float4 acc = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-    for (int i = 0; i < kEarly; ++i)
-      if (warp + i * kFoldSums < num_used) add_weighted(acc, exp2f(__fsub_rn(own[i].x, total.largest)), x[i]);
-#pragma unroll 1
-    for (int begin = warp + kEarlyLeaves; begin < num_used; begin += kFoldSums * kFoldSums) {
-      if (begin > warp + kEarlyLeaves) later.load(from, stats, leaf_stride, num_used, begin, kFoldSums);
-#pragma unroll
-      for (int j = 0; j < kFoldSums; ++j)
-        if (begin + j * kFoldSums < num_used)
-          add_weighted(acc, exp2f(__fsub_rn(later.maximum[j], total.largest)), later.x[j]);
-    }
-    partial[warp][lane] = acc;
-    __syncthreads();
-    if (warp == 0) {
-#pragma unroll
-      for (int j = 1; j < kFoldSums; ++j) add_to(acc, partial[j][lane]);
-      Float* out = static_cast<Float*>(launch.a.out) + (launch.query_begin + piece.query) * latent + column;
-      store_columns(out, is_stored ? latent - column : 0, acc, num_leaves > 0 ? total.inverse_sum : NAN);
-    }
-    __syncthreads();
-  }
-};
-
-// Few rows have their own way, rehearsed first.
+// Few rows have their own way: the number of leaves of the block's piece is asked for with all else that must be known.
 template <class Float>
 __global__ void __launch_bounds__(kFoldThreads, kFoldBlocks) attn_fold_kernel(const __grid_constant__ AttnLaunch launch) {
   __shared__ float4 partial[kFoldSums][kWarp];
   const VerifyAttnArgs& a = launch.a;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, blocks = int(gridDim.x);
   const int slices = (int(a.latent_dim) + kFoldColumns - 1) / kFoldColumns;
-  int num_pieces = 0, prefix = 0;
-  {
-    const FoldPiece own(a, int(blockIdx.x));
-    FoldAlone<Float> alone(launch, own, warp, lane);
-    int num_leaves = FoldAlone<Float>::kEarlyLeaves;
-    alone.load(0);
-#pragma unroll 1
-    for (bool is_real = false;; is_real = true) {
-      if (is_real) {
-        alone.load(min(int(launch.max_leaves), kWarp));
-        num_leaves = launch.num_leaves[own.row];  // of every row of the launch, in use or not
-        num_pieces = rows_in_use(a.num_rows_device, launch.num_rows, launch.row_begin) * int(a.num_heads) * slices;
-        prefix = lane < a.num_streams ? a.prefix_len[lane] : 0;
-        if (blockIdx.x == 0 && threadIdx.x == 0) *launch.tickets = 0;
-        if (num_pieces > blocks) break;
-        if (num_leaves == kUnusedRow) return;
-      }
-      alone.fold(num_leaves, partial, is_real);
-      if (is_real) return;
-      wait_for_previous_kernel();
-      allow_next_kernel();
-    }
+  const FoldPiece own(a, int(blockIdx.x));
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  const int num_leaves = launch.num_leaves[own.row];  // of every row of the launch, in use or not
+  const int num_pieces = rows_in_use(a.num_rows_device, launch.num_rows, launch.row_begin) * int(a.num_heads) * slices;
+  const int prefix = lane < a.num_streams ? a.prefix_len[lane] : 0;
+  if (blockIdx.x == 0 && threadIdx.x == 0) *launch.tickets = 0;
+  if (num_pieces <= blocks) {
+    if (num_leaves != kUnusedRow) fold_piece<Float, true>(launch, own, num_leaves, warp, lane, partial);
+    return;
   }
   const int most = most_leaves(a, lane, prefix);
   // rounds of loads, one after the other: for each piece, and for each 8 or 64 leaves

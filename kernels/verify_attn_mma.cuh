@@ -8,7 +8,6 @@
 // start from nothing and end in the workspace. The order of additions is a constant of (C, R, tile length): M, stages
 // and the number of leaves in an item do not enter it.
 #pragma once
-#include "verify_attn_leaf.cuh"
 #include "verify_attn_mma_worker.cuh"
 
 namespace kdtree {
@@ -17,8 +16,6 @@ template <class S>
 __global__ void __launch_bounds__(kMmaThreads, 1)
     attn_mma_kernel(const __grid_constant__ AttnLaunch launch, const __grid_constant__ AttnCosts costs) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  if constexpr (S::kKeys == 32)
-    if (launch.a.num_streams == 1 && costs.min_log2_rows == 4 && LeafBlock<S>(launch, memory).run()) return;
   AttnPlan& plan = *reinterpret_cast<AttnPlan*>(memory + S::kPlan);
   AttnWork& work = *reinterpret_cast<AttnWork*>(memory + S::kWork);
   wait_and_plan(launch, costs, plan, work.item);
