@@ -127,7 +127,8 @@ _TILE = "all row counts share one order of additions, whose 64-row products few 
 _HOST = "our own times are the same on every host, those of the published pipeline's Python are not: this one is fast"
 _FEW = "the shorter K, the smaller the part of a tile that is its loop; at more rows, values become BF16 too slowly"
 _ONE = "eight experts are too few bytes to hide four kernels that wait for each other"
-_SMALL = "25 kernels a layer, most of them of a few microseconds; the groups k26_kernels show where it goes"
+_SMALL = "15 kernels a layer, one after the other, none of which fills the card for long: see k26_kernels"
+_NARROW = "short K and few rows: tiles begin and end for longer than they multiply"
 
 _CUDA = (
     _linear("BF16 linear at 1 to 32 rows is faster than cuBLAS", 1, 32, _EVEN),
@@ -180,9 +181,9 @@ _CUDA = (
     _k26_step(32_768, _SMALL),
     *_k26_all_ranks(),
     Target("cuda", "k26_prefill_product", "dense products of 8,192 tokens of Kimi K2.6, of the matmul rate",
-           _matmul_share, 0.4, applies=lambda p: p["rows"] == 8192),
+           _matmul_share, 0.4, applies=lambda p: p["rows"] == 8192, open=_NARROW),
     Target("cuda", "k26_prefill_product", "the same, 256 tokens at a time, as the engine prefills",
-           _matmul_share, 0.4, applies=lambda p: p["rows"] == 256),
+           _matmul_share, 0.4, applies=lambda p: p["rows"] == 256, open=_NARROW),
     Target("cuda", "k26_prefill_rows", "rows of a prefill of Kimi K2.6 that differ from decode steps of them",
            param("native", "changed_rows"), 0, False, "rows"),
     *(_end_to_end(model, dtype) for model in ("tiny", "nano-k2") for dtype in ("float32", "bfloat16")),
