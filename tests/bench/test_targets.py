@@ -92,7 +92,12 @@ def test_the_published_pipeline_counts_by_its_faster_form():
 def test_the_groups_of_targets_exist():
     groups = {"cpu": set(bench.GROUPS), "cuda": set(bench.cuda_groups(bench.Lab("cpu")))}
     groups["cuda"] |= {"invariance_total", "ngram_ddtree_bf16"}  # of the groups invariance and ngram_ddtree
-    groups["cuda"] |= {"int4_linear", "int4_invariance_cost", "int4_experts", "int4_checks"}  # of tests/cuda/int4_record.py
+    groups["cuda"] |= {
+        "int4_linear",
+        "int4_invariance_cost",
+        "int4_experts",
+        "int4_checks",
+    }  # of tests/cuda/int4_record.py
     groups["cuda"] |= {"k26_step", "k26_step_rows", "end_to_end"}  # of `bench k26`
     groups["cuda"] |= {"k26_prefill_product", "k26_prefill_rows"}
     groups["cuda"] |= {"k26_tp", "k26_tp_build", "k26_tp_text", "k26_tp_rows"}  # of `bench k26 --tp`
