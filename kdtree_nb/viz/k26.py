@@ -227,13 +227,15 @@ def kernels(record: Record | None, rows: int, most: int = 10) -> list[Kernel]:
 
 
 def _family(name: str) -> str:
-    """`f_kernel<TileShape<T, 1, false, 2>>` -> `f, INT4`: the last argument of a product's shape is its TileKind."""
+    """`f_kernel<TileShape<T, 1, false, 2, true>>` -> `f, INT4`: the last argument of a product's shape that is
+    no boolean is its TileKind. Of a pair with different weights both are named."""
     base, _, arguments = name.partition("<")
-    base = base.removesuffix("_kernel")
-    if not arguments.startswith("TileShape<"):
-        return base
-    kind = arguments.partition(">")[0].rpartition(",")[2].strip()
-    return f"{base}, {'floats' if kind == '0' else 'INT4'}"
+    weights = []
+    for shape in arguments.split("TileShape<")[1:]:
+        *_, kind = (word for word in shape.partition(">")[0].split(", ") if word not in ("true", "false"))
+        weights.append("floats" if kind == "0" else "INT4")
+    told = " and ".join(dict.fromkeys(weights))
+    return ", ".join(filter(None, (base.removesuffix("_kernel"), told)))
 
 
 def kernels_table(record: Record | None, rows: int, most: int = 10) -> str:

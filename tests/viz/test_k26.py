@@ -118,6 +118,21 @@ def test_kernels_are_added_up_by_name_and_products_by_their_weights(tmp_path):
     assert "no record" in viz.k26.kernels_table(record, 2)
 
 
+def test_weights_of_a_product_are_found_before_its_booleans_and_of_both_of_a_pair(tmp_path):
+    floats, int4 = (
+        "TileShape<__nv_bfloat16, 8, 1, 2, true, 0, false>",
+        "TileShape<__nv_bfloat16, 2, 4, 2, false, 1, true>",
+    )
+    names = (
+        f"linear_tile_kernel<{floats}>",
+        f"linear_pair_kernel<{floats}, {int4}>",
+        f"linear_pair_kernel<{int4}, {int4}>",
+    )
+    record = record_of(tmp_path, "pairs", *(of_kernel(name, 3e-3 - i / 1e3, 60) for i, name in enumerate(names)))
+    found = [kernel.name for kernel in viz.k26.kernels(record, 1)]
+    assert found == ["linear_tile, floats", "linear_pair, floats and INT4", "linear_pair, INT4"]
+
+
 def test_what_was_tried_is_shown_from_the_records_that_there_are(tmp_path):
     one_rank = record_of(
         tmp_path, "one", results("k26_layer/floats first", 6e-4), results("k26_layer/captured", 2e-4),
