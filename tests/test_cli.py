@@ -17,8 +17,14 @@ COMMANDS = ["demo", "generate", "bench", "calibrate", "evaluate", "convert", "do
 KDTREE_NB = [sys.executable, "-m", "kdtree_nb.cli"]
 
 
+def hear_interrupts():
+    """A shell has what it starts in the background ignore them, and a child would do the same."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start(*args: str, **options) -> subprocess.Popen:
-    return subprocess.Popen([*KDTREE_NB, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "preexec_fn": hear_interrupts}
+    return subprocess.Popen([*KDTREE_NB, *args], **pipes, **options)
 
 
 def test_the_package_is_the_command_too():
