@@ -41,10 +41,18 @@ class LoneGroup:
 
     def __init__(self, num_ranks: int, device: torch.device, rank: int = 0) -> None:
         self.num_ranks, self.device, self.rank = num_ranks, device, rank
+        self._gathered: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """[…] -> [num_ranks, …]."""
-        out = x.new_zeros(self.num_ranks, *x.shape)
+        """[…] -> [num_ranks, …], by a single copy.
+
+        The result is kept for further calls with the same shape and dtype, which write over it: whatever reads it has
+        to come before the next such call, in a captured graph as well. `TensorParallel` reads it at once. The first
+        call for a shape and dtype makes the zeros, and is not to be captured.
+        """
+        out = self._gathered.get((x.shape, x.dtype))
+        if out is None:
+            out = self._gathered[x.shape, x.dtype] = x.new_zeros(self.num_ranks, *x.shape)
         out[self.rank].copy_(x)
         return out
 

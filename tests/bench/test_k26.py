@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kdtree_nb import ops
 from kdtree_nb.bench import BenchmarkError, Effort, k26
@@ -188,6 +189,32 @@ def test_what_is_gathered_alone_adds_up_to_itself(device):
     gathered = LoneGroup(8, torch.device(device)).all_gather(part)
     assert gathered.shape == (8, 7, 33) and torch.equal(gathered[0], part) and not gathered[1:].any()
     assert torch.equal(ops.add_partials(gathered, torch.float32), part)
+
+
+class Operations(TorchDispatchMode):
+    """Names of what torch is told to do, other than views."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names += [] if function.is_view else [function._schema.name]
+        return function(*args, **(kwargs or {}))
+
+
+def test_gathering_alone_is_one_copy_into_zeros_that_are_kept(device):
+    """Of each shape and dtype others; what another rank would send stays zero."""
+    group, parts = LoneGroup(4, torch.device(device), rank=2), torch.randn(2, 5, 33, device=device)
+    first = group.all_gather(parts[0])
+    with Operations() as made:
+        again = group.all_gather(parts[1])
+    assert made.names == ["aten::copy_"]
+    assert again.data_ptr() == first.data_ptr() and torch.equal(again[2], parts[1])
+    assert not again[[0, 1, 3]].any()
+    others = [group.all_gather(x) for x in (parts[0, :3], parts[0].long(), parts[0].view(33, 5))]
+    assert len({x.data_ptr() for x in (first, *others)}) == 4 and torch.equal(again[2], parts[1])
+    assert [x.dtype for x in others] == [torch.float32, torch.int64, torch.float32]
 
 
 def test_sums_with_the_stand_in_are_those_of_the_rank_alone(rank):
