@@ -16,12 +16,21 @@ from torch import Tensor
 from kdtree_nb.bench import k26, lab
 from kdtree_nb.bench.k26 import Plan
 from kdtree_nb.bench.lab import Lab, dtype_name
-from kdtree_nb.bench.rank import DTYPE, LoneGroup, Rank, Repeatable, Step, Verified, bushy_tree, captured, seconds_of
+from kdtree_nb.bench.lone_ranks import LoneGroup
+from kdtree_nb.bench.rank import (
+    DTYPE,
+    Rank,
+    Repeatable,
+    Step,
+    Verified,
+    bushy_tree,
+    captured,
+    seconds_of,
+    take_experts,
+)
 from kdtree_nb.bench.runner import Effort, Group, Measurement, Sample, clock, compete, require
 from kdtree_nb.drafters import Oracle, Random
 from kdtree_nb.hf.step_work import rank_config, step_work
-from kdtree_nb.model import Model
-from kdtree_nb.model.moe import MoeFeedForward
 from kdtree_nb.parallel import TensorParallel
 from kdtree_nb.speculate import Engine, Generation
 
@@ -167,18 +176,6 @@ class _Bench:
             mine = torch.tensor(m.samples, dtype=torch.float64, device=self.device)
             found.append(Measurement(m.name, self.ranks.group.all_gather(mine).amax(0).tolist(), m.params, m.unit))
         return found
-
-
-def take_experts(model: Model, chosen: Sequence[Tensor]) -> None:
-    """Let every layer with experts, in order, route and then take these expert ids i32 [T, k] instead."""
-    experts = [x.feed_forward for x in model.layers if isinstance(x.feed_forward, MoeFeedForward)]
-
-    def take(route: Callable[..., Sequence[Tensor]], ids: Tensor, *args: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        h, _, weight = route(*args)
-        return h, ids, weight
-
-    for moe, ids in zip(experts, chosen, strict=True):
-        moe.route = functools.partial(take, moe.route, ids)
 
 
 def compared(name: str, told: Generation, text: Generation, place: dict[str, Any]) -> Measurement:

@@ -13,22 +13,20 @@ import torch
 
 from kdtree_nb.bench import k26_prefill, lab
 from kdtree_nb.bench.end_to_end import end_to_end
+from kdtree_nb.bench.k26_cell import SHARE, Cell
 from kdtree_nb.bench.k26_sizes import CONFIG, single_layer, small, with_layers
 from kdtree_nb.bench.kernel_times import kernel_times
 from kdtree_nb.bench.lab import Lab, dtype_name
-from kdtree_nb.bench.rank import DTYPE, Rank, Step, bushy_tree, chain_of, seconds_of
-from kdtree_nb.bench.runner import Effort, Group, Measurement, Sample, compete, per_call, require
+from kdtree_nb.bench.rank import DTYPE, Rank, Step, bushy_tree, chain_of
+from kdtree_nb.bench.runner import Effort, Group, Measurement, per_call
 from kdtree_nb.config import MAX_BUDGET
 from kdtree_nb.hf.config import HfConfig, read_config
-from kdtree_nb.hf.step_work import rank_config, step_work
+from kdtree_nb.hf.step_work import rank_config
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 PREFIX_LENS = (1024, 8192, 32_768, 131_072)
 SMALL_ROWS = (1, 4, 16)
 SMALL_PREFIX_LENS = (64, 512)
-NUM_ROUNDS = 7
-"""Samples of a cell: a step takes milliseconds, and there are many."""
-
 LAUNCH_ROWS = (1, 16)
 """Rows for which launching from Python is measured as well."""
 
@@ -175,7 +173,7 @@ class _Bench:
         pool = torch.cuda.graph_pool_handle() if rank.device.type == "cuda" else None
         for num_rows in effort.some(rows):
             step = Step(rank, bushy_tree(num_rows, vocab_size, rank.device))
-            cell = _Cell(self.lab, name, step, pool)
+            cell = Cell(self.lab, name, step, pool)
             for prefix_len in effort.some(prefix_lens):
                 rank.prefix_len.fill_(prefix_len)
                 results += cell.measure(prefix_len, effort)
@@ -186,9 +184,11 @@ class _Bench:
     def _projection(self, results: Sequence[Measurement]) -> list[Measurement]:
         """A PROJECTION, measured by nobody: steps of all ranks, from one rank's and an assumed cost of each sum."""
         num_reduces, found = 2 * self.plan.config.model.num_hidden_layers, []
+        source = SHARE if self.plan.num_ranks > 1 else "captured"
+        assumed = {"projection": True, "source": source, "num_reduces": num_reduces}
+        assumed["assumed_reduce_us"] = self.plan.reduce_us
         added = num_reduces * self.plan.reduce_us * 1e-6
-        for m in (m for m in results if m.name == "k26_step/captured"):
-            assumed = {"projection": True, "num_reduces": num_reduces, "assumed_reduce_us": self.plan.reduce_us}
+        for m in (m for m in results if m.name == f"k26_step/{source}"):
             found.append(Measurement("k26_projection/all ranks", [s + added for s in m.samples], m.params | assumed))
         return found
 
@@ -234,54 +234,3 @@ def free(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-
-
-class _Cell:
-    """Steps of one number of rows: captured, and with a stand-in for the sums over ranks where there are several."""
-
-    def __init__(self, where: Lab, name: str, step: Step, pool: tuple[int, int] | None) -> None:
-        self.lab, self.step, self.num_ranks = where, step, step.rank.num_ranks
-        self.group, _, self.name = name.partition("/")
-        self.captured, self.exchanging = step.captured(pool), None
-        if self.num_ranks > 1:
-            exchanging = Step(step.rank, step.tree, step.rank.model)
-            self.exchanging = exchanging if pool is None else exchanging.captured(pool).replay  # torch's operations
-
-    def measure(self, prefix_len: int, effort: Effort) -> list[Measurement]:
-        """Seconds of a step behind prefix_len tokens, where the rank's prefix must stand."""
-        experts = self.step.distinct_experts()
-        params = self._params(prefix_len, experts)
-        contenders = {self.name: self._sample(self.captured.replay)}
-        if self.exchanging:
-            contenders["with stand-in for sums"] = self._sample(self.exchanging)
-        require(self._same_eagerly(), self.group, "the logits of a captured and an eager step")
-        return compete(self.group, contenders, effort.num_rounds, params)
-
-    def launches(self, effort: Effort) -> list[Measurement]:
-        """The step launched operation by operation, and replayed, both by the clock."""
-        contenders = {"eager": self.lab.wall(self.step), "captured": self.lab.wall(self.captured.replay)}
-        params = {k: v for k, v in self._params(int(self.step.rank.prefix_len), 0.0).items() if k in _PLACE}
-        return compete("k26_launch", contenders, max(effort.num_rounds, NUM_ROUNDS), params)
-
-    def _params(self, prefix_len: int, experts: float) -> dict[str, Any]:
-        config = self.step.rank.config
-        work = step_work(config, self.step.num_rows, prefix_len, experts)
-        num_bytes = work.num_bytes
-        if self.group == "k26_layer":  # the layer alone is meant
-            num_bytes -= work.bytes_by_part["embedding"] + work.bytes_by_part["head"]
-        place = {"tp": self.num_ranks, "layers": config.model.num_hidden_layers, "hidden": config.model.hidden_size,
-                 "rows": self.step.num_rows, "prefix_len": prefix_len}  # fmt: skip
-        return place | {"distinct_experts": experts} | self.lab.work(num_bytes, work.flops, DTYPE)
-
-    def _sample(self, replay: Callable[[], object]) -> Sample:
-        """See `seconds_of`; on a CPU of a call, over as many as last long enough."""
-        if self.step.rank.device.type == "cpu":
-            return self.lab.wall(replay)
-        return seconds_of(replay, self.step.rank.device)
-
-    def _same_eagerly(self) -> bool:
-        self.captured.replay()
-        return torch.equal(self.captured.result.logits, self.step().logits)
-
-
-_PLACE = ("tp", "layers", "hidden", "rows", "prefix_len")

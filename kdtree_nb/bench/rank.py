@@ -6,12 +6,13 @@ import contextlib
 import copy
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from kdtree_nb.bench.lone_ranks import LoneGroup
 from kdtree_nb.bench.random_weights import RandomSource
 from kdtree_nb.bench.runner import Sample, clock, require
 from kdtree_nb.config import MAX_BUDGET
@@ -31,33 +32,6 @@ from kdtree_nb.parallel import TensorParallel
 from kdtree_nb.tree import DraftTree
 
 DTYPE = torch.bfloat16
-
-
-class LoneGroup:
-    """In place of a `parallel.Group` where only one rank of num_ranks is there: the memory traffic, no link.
-
-    What the others would send is zero, so that sums over ranks are this rank's part.
-    """
-
-    def __init__(self, num_ranks: int, device: torch.device, rank: int = 0) -> None:
-        self.num_ranks, self.device, self.rank = num_ranks, device, rank
-        self._gathered: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
-
-    def all_gather(self, x: Tensor) -> Tensor:
-        """[…] -> [num_ranks, …], by a single copy.
-
-        The result is kept for further calls with the same shape and dtype, which write over it: whatever reads it has
-        to come before the next such call, in a captured graph as well. `TensorParallel` reads it at once. The first
-        call for a shape and dtype makes the zeros, and is not to be captured.
-        """
-        out = self._gathered.get((x.shape, x.dtype))
-        if out is None:
-            out = self._gathered[x.shape, x.dtype] = x.new_zeros(self.num_ranks, *x.shape)
-        out[self.rank].copy_(x)
-        return out
-
-    def agree(self, what: str, value: str) -> None:
-        """There is nobody to disagree with."""
 
 
 class Rank:
@@ -150,6 +124,18 @@ def _with_ranks(part: Any, ranks: Ranks) -> Any:
     other = copy.copy(part)
     other.ranks = ranks
     return other
+
+
+def take_experts(model: Model, chosen: Sequence[Tensor]) -> None:
+    """Let every layer with experts, in order, route and then take these expert ids i32 [T, k] instead."""
+    experts = [x.feed_forward for x in model.layers if isinstance(x.feed_forward, MoeFeedForward)]
+
+    def take(route: Callable[..., Sequence[Tensor]], ids: Tensor, *args: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h, _, weight = route(*args)
+        return h, ids, weight
+
+    for moe, ids in zip(experts, chosen, strict=True):
+        moe.route = functools.partial(take, moe.route, ids)
 
 
 class Verified(NamedTuple):

@@ -80,9 +80,9 @@ def groups_of_ranks(args: argparse.Namespace, ranks: TensorParallel) -> tuple[di
 
 def _effort(args: argparse.Namespace) -> Effort:
     from kdtree_nb import bench
-    from kdtree_nb.bench import k26
+    from kdtree_nb.bench import k26_cell
 
-    effort = bench.Effort.quick() if args.quick else bench.Effort(num_rounds=k26.NUM_ROUNDS)
+    effort = bench.Effort.quick() if args.quick else bench.Effort(num_rounds=k26_cell.NUM_ROUNDS)
     if args.rows or args.prefix:  # whoever names sizes wants them all
         effort = dataclasses.replace(effort, every=1)
     return effort
@@ -131,8 +131,11 @@ def print_projection(args: argparse.Namespace, measurements: Sequence[Measuremen
     if not args.projection and not path.is_file():
         print(f"projection: none to compare with, as there is no record {path.name} of one rank")
         return
-    found = k26.projections(measurements, load_record(path).results)
-    if not found:
+    one_rank = load_record(path).results
+    found = k26.projections(measurements, one_rank)
+    if found:
+        print(f"projection: {k26.told_source(one_rank)}")
+    else:
         print(f"projection: {path.name} has no steps of one of these ranks, by layers, rows and prefix")
     for p in found:
         print(

@@ -14,8 +14,8 @@ from kdtree_nb.viz.records import Record, Result
 
 __all__ = [
     "config", "exchanges_table", "expected_experts", "FOLDER", "gains_table", "Kernel", "kernels", "kernels_table",
-    "measured_steps", "plan", "Plan", "Projection", "projections", "rank", "rank_memory", "ranks_steps",
-    "ranks_table", "RanksStep", "recorded", "recorded_ranks", "step_work", "StepWork",
+    "measured_steps", "plan", "Plan", "projected_from", "Projection", "projections", "rank", "rank_memory",
+    "ranks_steps", "ranks_table", "RanksStep", "recorded", "recorded_ranks", "step_work", "StepWork", "told_source",
 ]  # fmt: skip
 
 FOLDER = Path(__file__).resolve().parents[2] / "data" / "kimi-k2.6"
@@ -94,7 +94,7 @@ class Projection(NamedTuple):
     """A step of all ranks, in seconds, and what one rank's record says of it.
 
     assumed_s:       the record's projection, with an assumed cost of each sum
-    with_exchange_s: the record's step plus the exchanges of a step as they were measured alone
+    with_exchange_s: the record's step (`projected_from`) plus the exchanges of a step as they were measured alone
     """
 
     rows: int
@@ -117,6 +117,18 @@ class Projection(NamedTuple):
 _PLACE = ("tp", "layers", "hidden", "rows", "prefix_len")
 
 
+def projected_from(one_rank: Iterable[Measured]) -> str:
+    """The contender of `k26_step` that projections start from: `share`, or `captured` where the results have none."""
+    return "share" if any(r.name == "k26_step/share" for r in one_rank) else "captured"
+
+
+def told_source(one_rank: Iterable[Measured]) -> str:
+    """A line that says what projections start from."""
+    if projected_from(one_rank) == "share":
+        return "projected from `share`: a rank's own part of every sum, without the exchange"
+    return "projected from `captured`, whose products are whole: no `share` has been measured"
+
+
 def projections(measured: Iterable[Measured], one_rank: Iterable[Measured]) -> list[Projection]:
     """Every step of all ranks, of which one rank's results have the same step of the same share."""
 
@@ -124,8 +136,9 @@ def projections(measured: Iterable[Measured], one_rank: Iterable[Measured]) -> l
         results = list(results)
         return [{tuple(r.params[p] for p in _PLACE): r.median for r in results if r.name == name} for name in names]
 
+    one_rank = list(one_rank)
     steps, exchanges = medians(measured, "k26_tp/step", "k26_tp/exchanges alone")
-    alone, assumed = medians(one_rank, "k26_step/captured", "k26_projection/all ranks")
+    alone, assumed = medians(one_rank, f"k26_step/{projected_from(one_rank)}", "k26_projection/all ranks")
     places = [place for place in steps if place in exchanges and place in alone and place in assumed]
     return [Projection(*p[-2:], steps[p], assumed[p], alone[p] + exchanges[p]) for p in sorted(places)]
 
@@ -159,7 +172,8 @@ def ranks_table(whole: Record | None, one_rank: Record | None) -> str:
     if whole is None:
         return "All eight ranks together: no record yet. What stands above stays a projection."
     projected = {p[:2]: p for p in projections(whole.results, one_rank.results)} if one_rank else {}
-    lines = [whole.label, "rows   prefix  measured ms  exchanges ms  projected, sums assumed / as measured alone"]
+    lines = [whole.label, *([told_source(one_rank.results)] if one_rank else [])]
+    lines += ["rows   prefix  measured ms  exchanges ms  projected, sums assumed / as measured alone"]
     for s in ranks_steps(whole):
         p = projected.get(s[:2])
         beside = f"{1e3 * p.assumed_s:6.2f} ({p.assumed_error:+.0%}) / " if p else "no record of one rank"

@@ -6,16 +6,14 @@ import dataclasses
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from kdtree_nb import ops
 from kdtree_nb.bench import BenchmarkError, Effort, k26
-from kdtree_nb.bench.all_ranks import take_experts
 from kdtree_nb.bench.end_to_end import end_to_end
 from kdtree_nb.bench.k26_prefill import Prefill
-from kdtree_nb.bench.rank import LoneGroup, Rank, Step, bushy_tree, chain_of
+from kdtree_nb.bench.rank import Rank, Step, bushy_tree, chain_of, take_experts
 from kdtree_nb.hf.step_work import expected_experts, rank_config
 
+CONTENDERS = ("captured", "share", "with stand-in for sums")
 EFFORT = Effort(num_rounds=2, num_tokens=6, num_cases=60)
 
 
@@ -49,16 +47,17 @@ def test_what_is_measured(measured):
     assert floats.params == of(measured, "k26_layer/captured")[0].params  # the same experts, so the same bits
     assert [m.params["rows"] for m in of(measured, "k26_launch/eager")] == [1]
     names = {m.name for m in measured}
-    assert {"bandwidth/copy", "k26_launch/captured", "k26_step/with stand-in for sums", "k26_memory/weights"} <= names
+    assert {"bandwidth/copy", "k26_launch/captured", "k26_memory/weights"} <= names
+    assert {n for n in names if n.startswith("k26_step/")} == {f"k26_step/{n}" for n in CONTENDERS}
+    assert {n for n in names if n.startswith("k26_layer/")} == {"k26_layer/captured", "k26_layer/floats first"}
     assert all(s > 0 for m in measured for s in m.samples)
 
 
 def test_params_of_a_cell_agree_and_hold_the_floor(measured):
-    for alone, summed in zip(
-        of(measured, "k26_step/captured"), of(measured, "k26_step/with stand-in for sums"), strict=True
-    ):
-        assert alone.params == summed.params
-        assert alone.params["floor_s"] > 0 and alone.params["bytes"] > 0 and alone.params["flops"] > 0
+    for cell in zip(*(of(measured, f"k26_step/{name}") for name in CONTENDERS), strict=True):
+        assert all(m.params == cell[0].params for m in cell)
+        assert cell[0].params["floor_s"] > 0 and cell[0].params["bytes"] > 0 and cell[0].params["flops"] > 0
+        assert cell[0].params["same_experts"] is True
     few, many = of(measured, "k26_step/captured")
     assert few.params["distinct_experts"] == 8 < many.params["distinct_experts"] <= 40
     assert few.params["bytes"] < many.params["bytes"]
@@ -142,13 +141,23 @@ def test_a_row_that_differs_is_counted(rank, monkeypatch):
 
 
 def test_the_projection_is_marked_and_adds_what_is_assumed(measured):
-    for real, projected in zip(
-        of(measured, "k26_step/captured"), of(measured, "k26_projection/all ranks"), strict=True
-    ):
+    for real, projected in zip(of(measured, "k26_step/share"), of(measured, "k26_projection/all ranks"), strict=True):
         assert projected.params["projection"] is True and "projection" not in real.params
+        assert projected.params["source"] == "share"
         added = projected.params["num_reduces"] * projected.params["assumed_reduce_us"] * 1e-6
         assert projected.params["num_reduces"] == 4
-        assert projected.median == pytest.approx(real.median + added)
+        assert projected.samples == pytest.approx([s + added for s in real.samples])
+
+
+def test_one_rank_alone_is_projected_from_itself(device):
+    where, plan = k26.k26_lab(device.type, EFFORT), k26.Plan.published(1, 2, True, rows=(1,), prefix_lens=(40,))
+    groups = k26.k26_groups(where, plan)
+    with torch.inference_mode():
+        found = [m for name in ("bandwidth", "matmul", "k26_step") for m in groups[name](EFFORT)]
+    assert not of(found, "k26_step/share") and not of(found, "k26_step/with stand-in for sums")
+    (real,), (projected,) = of(found, "k26_step/captured"), of(found, "k26_projection/all ranks")
+    assert projected.params["source"] == "captured" and "same_experts" not in real.params
+    assert projected.median > real.median
 
 
 def test_experts_are_those_that_the_rows_chose(rank):
@@ -182,50 +191,6 @@ def test_layers_that_are_not_heard_of_are_an_error(rank, monkeypatch):
     monkeypatch.setattr(rank, "config", dataclasses.replace(rank.config, model=config))
     with pytest.raises(BenchmarkError, match="2 layers with experts, heard of 1"), torch.inference_mode():
         Step(rank, bushy_tree(2, 256, rank.device)).distinct_experts()
-
-
-def test_what_is_gathered_alone_adds_up_to_itself(device):
-    part = torch.randn(7, 33, device=device)
-    gathered = LoneGroup(8, torch.device(device)).all_gather(part)
-    assert gathered.shape == (8, 7, 33) and torch.equal(gathered[0], part) and not gathered[1:].any()
-    assert torch.equal(ops.add_partials(gathered, torch.float32), part)
-
-
-class Operations(TorchDispatchMode):
-    """Names of what torch is told to do, other than views."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names += [] if function.is_view else [function._schema.name]
-        return function(*args, **(kwargs or {}))
-
-
-def test_gathering_alone_is_one_copy_into_zeros_that_are_kept(device):
-    """Of each shape and dtype others; what another rank would send stays zero."""
-    group, parts = LoneGroup(4, torch.device(device), rank=2), torch.randn(2, 5, 33, device=device)
-    first = group.all_gather(parts[0])
-    with Operations() as made:
-        again = group.all_gather(parts[1])
-    assert made.names == ["aten::copy_"]
-    assert again.data_ptr() == first.data_ptr() and torch.equal(again[2], parts[1])
-    assert not again[[0, 1, 3]].any()
-    others = [group.all_gather(x) for x in (parts[0, :3], parts[0].long(), parts[0].view(33, 5))]
-    assert len({x.data_ptr() for x in (first, *others)}) == 4 and torch.equal(again[2], parts[1])
-    assert [x.dtype for x in others] == [torch.float32, torch.int64, torch.float32]
-
-
-def test_sums_with_the_stand_in_are_those_of_the_rank_alone(rank):
-    """To rounding: a part is one segment of the whole sum, and eight of the rank's own."""
-    tree = bushy_tree(6, 256, rank.device)
-    with torch.inference_mode():
-        rank.prefix_len.fill_(40)
-        alone, summed = Step(rank, tree)(), Step(rank, tree, rank.model)()
-    assert torch.equal(alone.token, ops.argmax(alone.logits))
-    assert alone.logits.shape == summed.logits.shape == (6, 2048 // 8)
-    assert (alone.logits - summed.logits).abs().max() < 0.1 * alone.logits.abs().max()
 
 
 def test_a_rank_of_eight_holds_what_the_account_says(rank):

@@ -58,6 +58,17 @@ def test_projections_are_of_the_same_step_of_the_same_share():
     assert found.with_exchange_s == 3.0
     assert found.assumed_error == 0.25 and found.with_exchange_error == -0.25
     assert viz.k26.projections(measured[2:], one_rank) == []
+    assert "no `share` has been measured" in viz.k26.told_source(one_rank)
+
+
+def test_projections_start_from_a_rank_among_others_where_there_is_one():
+    measured = [results("k26_tp/step", 4.0), results("k26_tp/exchanges alone", 1.0)]
+    one_rank = [results("k26_step/captured", 2.0), results("k26_step/share", 2.5), results("k26_step/captured", 9.0)]
+    one_rank += [results("k26_projection/all ranks", 5.0)]
+    assert viz.k26.projected_from(one_rank) == "share" and viz.k26.projected_from(one_rank[:1]) == "captured"
+    (found,) = viz.k26.projections(measured, iter(one_rank))
+    assert found.with_exchange_s == 3.5
+    assert "`share`: a rank's own part" in viz.k26.told_source(one_rank)
 
 
 def test_a_record_of_all_ranks_has_all_layers_and_as_many_ranks(tmp_path):
@@ -85,7 +96,9 @@ def test_the_table_of_all_ranks(tmp_path):
     assert step[:2] == (1, 64) and step.num_sums == 122 and step.sum_us == pytest.approx(10)
     table = viz.k26.ranks_table(whole, one_rank)
     assert "4.00" in table and "1.22" in table and "3.00 (-25%) /   3.60 (-10%)" in table and "95.0 GB" in table
+    assert table.splitlines()[1] == viz.k26.told_source(one_rank.results)
     assert "no record of one rank" in viz.k26.ranks_table(whole, None)
+    assert "projected from" not in viz.k26.ranks_table(whole, None)
 
 
 def record_of(tmp_path, name, *measurements):
