@@ -32,7 +32,7 @@ using BesideShare8 = TileShape<T, 1, 4, 1, 1, 1, 4, 1, 8, 4, true>;
 template <class T>
 using BesideShare32 = TileShape<T, 1, 4, 1, 1, 4, 2, 1, 8, 3, true>;
 
-constexpr int64_t kMaxRowsBeside = 64;  // of the shared expert
+constexpr int64_t kMaxRowsBeside = 72;  // of the shared expert: a tree of 64 nodes has 65
 
 inline bool has_few_segments(const TileArgs& t) { return t.end_segment - t.first_segment <= kFewSegments; }
 

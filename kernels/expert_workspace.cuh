@@ -18,8 +18,8 @@ struct ExpertWorkspace {
     const int64_t partial_bytes = (a.top_k + shared) * kNumSegments * a.dim * 4;
     num_rows = std::min(a.num_rows, std::max<int64_t>(1, kMaxPartialBytes / std::max<int64_t>(1, partial_bytes)));
     num_pairs = num_rows * a.top_k;
-    // Few rows an expert, small tiles.
-    rows_per_item = num_rows <= 8 || num_pairs <= 4 * a.num_experts ? 8
+    // Few rows an expert, small tiles: up to 4.5 of them, so that 64 experts have small ones for 72 rows that take four each.
+    rows_per_item = num_rows <= 8 || 2 * num_pairs <= 9 * a.num_experts ? 8
                     : a.dtype == kF32 || num_pairs <= 24 * a.num_experts ? 32 : 64;
     is_grouped = rows_per_item != kRowsOfPairs || num_pairs > kMaxPairs;
     max_items = is_grouped ? std::min(a.num_experts, num_pairs) + num_pairs / rows_per_item : num_pairs;

@@ -125,19 +125,21 @@ int choose_wide(const LinearArgs& a, const LinearDevice& device) {
   return best;
 }
 
-// The shape without stages for a small product, or -1: one of 5 MB of weights at most (4 MB with more than 8 rows), and of 64
-// rows. On an H200 it takes 1.5-2 us where stages take 3-4.6 us; of more weights as long or longer. Two tiles of outputs for each
+constexpr int64_t kMaxRowsDirect = 72;
+
+// The shape without stages for a small product, or -1: one of 5 MB of weights at most (4 MB with more than 8 rows), and of
+// kMaxRowsDirect rows. On an H200 it takes 1.5-2 us where stages take 3-4.6 us; of more weights as long or longer. Two tiles of outputs for each
 // x that is read were the fastest, except where that leaves a long K to few blocks; more rows of a block where 8 would need
-// more blocks than run at once.
+// more blocks than run at once. Beyond 64 rows, a tree of 64 nodes and its root, blocks of 24 are as many as of 32 and are filled.
 int choose_direct(const LinearArgs& a, const LinearDevice& device) {
   const int64_t m = a.num_rows, k = a.num_in, tiles = ceil_div(a.num_out, kOutTile) * a.num_groups;
-  if (m > 64 || 2 * k * a.num_out * a.num_groups > (m <= 8 ? 5 << 20 : 4 << 20)) return -1;
+  if (m > kMaxRowsDirect || 2 * k * a.num_out * a.num_groups > (m <= 8 ? 5 << 20 : 4 << 20)) return -1;
   if (!serves(kBf16Shapes[kFirstDirect], a, device)) return -1;
   // A part of 256 inputs into 7168 outputs, 16 rows: 6.2 us, by a warp a segment 4.1-4.3.
   if (m > 8 && m <= 16 && a.num_segments > 0 && tiles > 3 * device.num_multiprocessors) return -1;
   if (m <= 8 && k >= 1024 && tiles <= device.num_multiprocessors) return kDirectLong;
   if (ceil_div(tiles, 2) * ceil_div(m, 8) <= 2 * device.num_multiprocessors) return kDirect8;
-  return m <= 16 ? kDirect16 : m <= 24 ? kDirect24 : kDirect32;
+  return m <= 16 ? kDirect16 : m <= 24 || m > 64 ? kDirect24 : kDirect32;
 }
 
 // One or two segments of a reduction: a warp a segment would leave most of eight warps idle.

@@ -8,7 +8,8 @@ namespace kdtree {
 
 constexpr int kUnit = static_cast<int>(kSegmentUnit), kOutTile = 16, kRowTile = 8;
 constexpr int kHopperSharedBytes = 227 * 1024;
-constexpr int kMaxPairs = 256, kRowsOfPairs = kRowTile;  // of experts whose pairs no kernel has grouped; rows of a tile
+constexpr int kMaxPairs = 288, kRowsOfPairs = kRowTile;  // of experts whose pairs no kernel has grouped; rows of a tile
+static_assert(kMaxPairs % kWarp == 0, "find_pairs reads them warp by warp");
 
 // Offset of the 16-byte chunk c of row m in a unit of x: swizzled, so that 8 rows are read without bank conflicts.
 template <class T>

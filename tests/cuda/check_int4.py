@@ -13,7 +13,7 @@ from steps import Steps
 sys.path.insert(0, str(ROOT))
 from kdtree_nb.reference import pack_int4
 
-ROWS = (1, 2, 5, 8, 9, 16, 17, 31, 33, 64, 65, 128, 300)
+ROWS = (1, 2, 5, 8, 9, 16, 17, 31, 33, 64, 65, 72, 73, 128, 300)
 ALL = 300  # rows of a case
 UNIT = 32
 BF16_LIMIT = 4e-3  # relative error; one rounding is 1.7e-3
@@ -217,6 +217,10 @@ def check_int4(lib: Lib, report: Steps, quick: bool) -> None:
         report.announce(f"experts of {numbers}")
         layer = Int4Layer(lib, *numbers)
         for rows in (1, 8, 40, 300):
+            check_layer(lib, report, layer, rows)
+    if not quick:
+        layer = Int4Layer(lib, 256, 64, 64, 4, 96)  # at the borders of check_moe_experts.BORDERS
+        for rows in (64, 65, 71, 72, 73):
             check_layer(lib, report, layer, rows)
     for width, whole, count in ((256, 2048, 1), (96, 384, 2)):
         report.announce(f"experts of {width} inputs of {whole}")

@@ -8,7 +8,7 @@ import time
 import torch
 from linear_lib import DEVICE, Lib, Report, bits, error, poisoned
 
-ROWS = (1, 2, 3, 7, 8, 9, 16, 17, 31, 33, 48, 64, 65, 128, 1000)
+ROWS = (1, 2, 3, 7, 8, 9, 16, 17, 31, 33, 48, 64, 65, 71, 72, 73, 128, 1000)
 ALL = 1000  # rows of a case
 LIMIT = {torch.bfloat16: 4e-3, torch.float32: 3e-6}  # relative error; BF16: one rounding is 1.7e-3
 
@@ -76,7 +76,7 @@ def check_case(lib: Lib, report: Report, case: Case, rows_list) -> int:
 def check_extras(lib: Lib, report: Report, case: Case, base: torch.Tensor) -> int:
     """Through linear_cuda's own choice: plain, FP32 output, residual, some or none of the rows in use."""
     checks = 0
-    for rows in (1, 5, 16, 30, 64, 200):
+    for rows in (1, 5, 16, 30, 64, 65, 71, 72, 73, 200):
         x, used = case.rows(torch.arange(rows, device=DEVICE)), rows // 2 + 1
         out, wide, added, partly = case.out(rows), case.out(rows, torch.float32), case.out(rows), case.out(rows)
         lib.linear(x, case.packed, out)
@@ -105,7 +105,7 @@ def check_extras(lib: Lib, report: Report, case: Case, base: torch.Tensor) -> in
 def check_chain(lib: Lib, report: Report) -> int:
     """Products that read each other's rows, launched while the one before still runs: the bits of one at a time."""
     case, checks = Case(lib, torch.bfloat16, 2048, 2048), 0
-    for rows in (1, 12, 32, 64, 200):
+    for rows in (1, 12, 32, 64, 72, 200):
         apart, chained = case.x[:rows].contiguous(), case.x[:rows].contiguous()
         for _ in range(12):
             out = case.out(rows)

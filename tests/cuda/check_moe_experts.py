@@ -65,7 +65,7 @@ def check_rows(lib: Lib, report: Report, layer: Layer, rows: int) -> int:
     report.record.setdefault("error", {})[f"{layer.name} T{rows}"] = (relative, largest)
     if not (relative < LIMIT[layer.dtype] and largest < 4 * LIMIT[layer.dtype]):
         report.fail(f"{layer.name} T{rows}: error {relative:.2e}, largest {largest:.2e}")
-    parts = [part for part in (1, 2, 7, 9, 33, 64, 200) if part <= rows]
+    parts = [part for part in (1, 2, 7, 9, 33, 64, 65, 72, 200) if part <= rows]
     for part in parts:
         index = torch.randperm(rows, device=DEVICE)[:part]
         got = layer.run(lib, *(t[index].contiguous() for t in inputs))
@@ -100,6 +100,16 @@ def check_composition(lib: Lib, report: Report, layer: Layer) -> int:
     return 1
 
 
+BORDERS = (
+    ((256, 96, 64, 4, 96), (64, 65, 71, 72, 73)),
+    ((192, 72, 72, 1, 72), (71, 73, 287, 288, 289)),
+    ((64, 20, 70, 3, 5), (72, 73, 95, 96, 97)),
+    ((64, 32, 64, 8, 32), (36, 37)),
+)
+"""Layers, and rows at the borders of what the shared expert's product may stand beside (72 rows), of pairs that no
+kernel groups (288), and of small tiles (4.5 rows of an expert)."""
+
+
 def check_moe(lib: Lib, report: Report, quick: bool) -> int:
     """All layers; `quick`: two small ones."""
     total = 0
@@ -110,4 +120,8 @@ def check_moe(lib: Lib, report: Report, quick: bool) -> int:
             report.say(layer.name)
             total += sum(check_rows(lib, report, layer, rows) for rows in ((1, 64) if quick else (1, 8, 64, 300)))
             total += check_composition(lib, report, layer)
+        for numbers, rows_list in () if quick else BORDERS:
+            layer = Layer(lib, dtype, *numbers)
+            report.say(layer.name)
+            total += sum(check_rows(lib, report, layer, rows) for rows in rows_list)
     return total
