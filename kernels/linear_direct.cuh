@@ -236,15 +236,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kMinBlocks) linear_direct_kern
 template <class S>
 int launch_direct(TileArgs a, int num_groups, void* stream) {
   if (!a.x_aligned || a.num_in % 8 != 0) return kUnsupported;
-  const int64_t num_blocks = count_blocks<S>(&a);
-  if (num_blocks > INT32_MAX || num_groups > 65535) return kUnsupported;
-  if (num_blocks == 0 || num_groups == 0) return kOk;
-  LaunchShape shape;
-  shape.grid = dim3(static_cast<unsigned>(num_blocks), num_groups);
-  shape.block = dim3(S::kThreads);
-  shape.shared_bytes = S::kSharedBytes;
-  shape.start = Start::kEarly;
-  return launch(linear_direct_kernel<S>, shape, stream, a);
+  return launch_blocks<S>(linear_direct_kernel<S>, a, num_groups, stream);
 }
 
 }  // namespace kdtree

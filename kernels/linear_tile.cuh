@@ -216,8 +216,9 @@ int64_t count_blocks(TileArgs* a) {
   return ceil_div(a->num_out, S::kBlockOut) * a->num_row_tiles * a->num_ranks;
 }
 
+// Launches the blocks of shape S.
 template <class S>
-int launch_tile(TileArgs a, int num_groups, void* stream) {
+int launch_blocks(void (*kernel)(TileArgs), TileArgs a, int num_groups, void* stream) {
   const int64_t num_blocks = count_blocks<S>(&a);
   if (num_blocks > INT32_MAX || num_groups > 65535) return kUnsupported;
   if (num_blocks == 0 || num_groups == 0) return kOk;
@@ -227,7 +228,12 @@ int launch_tile(TileArgs a, int num_groups, void* stream) {
   shape.shared_bytes = S::kSharedBytes;
   shape.cluster = S::kPartials ? 1 : S::kCluster;
   shape.start = Start::kEarly;
-  return launch(linear_tile_kernel<S>, shape, stream, a);
+  return launch(kernel, shape, stream, a);
+}
+
+template <class S>
+int launch_tile(TileArgs a, int num_groups, void* stream) {
+  return launch_blocks<S>(linear_tile_kernel<S>, a, num_groups, stream);
 }
 
 }  // namespace kdtree
