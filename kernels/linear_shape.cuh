@@ -28,7 +28,8 @@ struct TileArgs {
   int num_out, num_in, num_row_tiles;
   int first_rank, num_ranks;  // where blocks leave partial sums: those that have a segment that is summed here
   bool x_aligned, out_aligned, out_f32, weights_settled;
-  bool prefetch_weights, allow_at_once;  // tried, never won: no product sets them
+  // Tried, never won: no product sets them. Without the code for them ptxas 13.0 gives several shapes more registers, and spills.
+  bool prefetch_weights, allow_at_once;
   // The segments that are summed here, [first_segment, end_segment) of a reduction over whole_units units; K is theirs.
   // Those of other ranks count as -0, which changes no sum.
   int whole_units, first_segment, end_segment;
