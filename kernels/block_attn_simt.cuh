@@ -92,6 +92,7 @@ struct SimtWorker {
       const float weight = exp2_approx(s - base), keep = exp2_approx(before - base);
       sum[r] = __fmaf_rn(sum[r], keep, weight);
       p[key * kStride + row] = weight;
+      __syncwarp();  // every lane has read the maximum before
       if (key == 0) largest[row] = now, factor[row] = keep;
     }
   }

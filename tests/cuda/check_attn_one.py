@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
 import torch
 from check_attn import Batch, Dims, attend, random_tree
@@ -97,32 +98,34 @@ def check_chained(dims: Dims, seed: int, rounds: int = 12, num_cuda_streams: int
     slots = max(batch.slots for batch in batches)
     buffers = [shared_buffers(dims, capacity, slots) for _ in range(num_cuda_streams)]
     queues = [torch.cuda.Stream() for _ in range(num_cuda_streams)]
-    results: list[tuple[int, torch.Tensor]] = []
 
-    def some(index: int, order: list[int]) -> None:
-        for which in order:
+    def turns_of(order: Iterable[int]) -> list[tuple[int, torch.Tensor]]:  # a capture may not allocate
+        return [(which, poisoned(capacity, dims.heads, dims.latent, dtype=dims.dtype)) for which in order]
+
+    def some(index: int, turns: list[tuple[int, torch.Tensor]]) -> None:
+        for which, out in turns:
             chains[which].run(buffers[index])
-            results.append((which, buffers[index]["out"].clone()))
+            out.copy_(buffers[index]["out"])
 
+    parts = [turns_of(rng.sample(range(len(chains)), 3)) for _ in range(rounds * num_cuda_streams)]
     torch.cuda.synchronize()
-    for _ in range(rounds):
-        for index, queue in enumerate(queues):
-            with torch.cuda.stream(queue):
-                some(index, rng.sample(range(len(chains)), 3))
+    for i, turns in enumerate(parts):
+        with torch.cuda.stream(queues[i % num_cuda_streams]):
+            some(i % num_cuda_streams, turns)
     torch.cuda.synchronize()
+    results = [turn for turns in parts for turn in turns]
     compare_chained(chains, results, f"{dims} on {num_cuda_streams} CUDA streams")
-    num_compared = len(results)
-    results.clear()
+    in_graph = turns_of([*range(len(chains)), *reversed(range(len(chains)))])
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        some(0, [*range(len(chains)), *reversed(range(len(chains)))])
+        some(0, in_graph)
     for name in ("out", "workspace"):
         buffers[0][name].fill_(NAN if name == "out" else 0xFF)
     for _ in range(rounds):
         graph.replay()
     torch.cuda.synchronize()
-    compare_chained(chains, results, f"{dims} in a graph")
-    return num_compared + len(results)
+    compare_chained(chains, in_graph, f"{dims} in a graph")
+    return len(results) + len(in_graph)
 
 
 def compare_chained(chains: list[Chained], results: list[tuple[int, torch.Tensor]], name: str) -> None:

@@ -106,10 +106,11 @@ def as_float(values: np.ndarray) -> np.ndarray:
 
 
 def main() -> None:
-    """Runs every form of one case name; prints how many."""
+    """Runs every form of one case name; prints each as it begins, and how many there were."""
     lib = open_library(sys.argv[1])
     cases = CASES[sys.argv[2]](lib)
     for case in cases:
+        print(case.name, flush=True)  # the last one that is named did not end
         run(lib, case)
     print(f"{sys.argv[2]}: {len(cases)} forms: {', '.join(case.name for case in cases)}", flush=True)
 

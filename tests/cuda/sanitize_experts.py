@@ -69,6 +69,12 @@ def moe_experts_whole(t: int) -> dict[str, Any]:
     return moe_experts(t, 5, 3, 48, 16)
 
 
+def moe_experts_whole_each(t: int) -> dict[str, Any]:
+    """The same with an expert for each pair: no block of a cluster ends before the others begin."""
+    expert_id = np.arange(8, dtype=INT).reshape(4, 2)
+    return {**moe_experts(t, 4, 8, 48, 16), "expert_id": expert_id}
+
+
 def moe_experts_whole_some(t: int) -> dict[str, Any]:
     """The same with more rows than a tile of few has."""
     return moe_experts(t, 11, 6, 48, 16)
@@ -116,6 +122,11 @@ def experts_int4_whole() -> dict[str, Any]:
     return experts_int4(5, 64, 16)
 
 
+def experts_int4_whole_some() -> dict[str, Any]:
+    """The same with more rows than a tile of few has."""
+    return experts_int4(11, 64, 16, 6)
+
+
 EXPERT_CASES: dict[str, Forms] = {
     "moe_experts": of_dtypes("moe_experts", moe_experts),
     "moe_route": of_one("moe_route", moe_route),
@@ -125,10 +136,12 @@ EXPERT_CASES: dict[str, Forms] = {
     "moe_experts:few": of_dtypes("moe_experts", moe_experts_few),
     "moe_experts:some": of_dtypes("moe_experts", moe_experts_some),
     "moe_experts:whole": of_dtypes("moe_experts", moe_experts_whole),
+    "moe_experts:whole each": of_dtypes("moe_experts", moe_experts_whole_each),
     "moe_experts:whole some": of_dtypes("moe_experts", moe_experts_whole_some),
     "moe_experts:spread": of_dtypes("moe_experts", moe_experts_spread),
     "moe_experts:INT4": of_one("moe_experts", experts_int4, "INT4"),
     "moe_experts:INT4 few": of_one("moe_experts", experts_int4_few, "INT4"),
     "moe_experts:INT4 some": of_one("moe_experts", experts_int4_some, "INT4"),
     "moe_experts:INT4 whole": of_one("moe_experts", experts_int4_whole, "INT4"),
+    "moe_experts:INT4 whole some": of_one("moe_experts", experts_int4_whole_some, "INT4"),
 }

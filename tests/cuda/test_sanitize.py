@@ -15,6 +15,7 @@ from kdtree_nb.viz.records import load_record
 
 sys.path.insert(0, str(Path(__file__).parent))
 import sanitize
+import sanitize_case
 from op_structs import args_type, cuda_ops, workspace_ops
 from sanitize_list import BF16, CASES, F32, Out
 
@@ -69,24 +70,26 @@ def test_what_a_tool_says_is_read(text, code, errors, warnings, is_clean):
     assert (result.errors, result.warnings, result.is_clean) == (errors, warnings, is_clean)
 
 
-RACE = """========= Error: Race reported between {} access at kdtree::{}(unsigned int)+0xcd0 in a.cuh:26
-=========     and {} access at kdtree::{}(unsigned int, const void *)+0x3370 in a.cuh:61 [5952 hazards]
+RACE = """========= Error: Race reported between {} access at kdtree::{}+0xcd0 in a.cuh:26
+=========     and {} access at kdtree::{}+0x3370 in a.cuh:61 [5952 hazards]
 ========= \n"""
 
 
 @pytest.mark.parametrize(
     ("ends", "known"),
     [
-        (("Read", "load_matrices", "Write", "bulk_copy"), 1),
+        (("Read", "load_matrices(unsigned int)", "Write", "bulk_copy(unsigned int, const void *)"), 1),
         (("Write", "cp_async16", "Read", "load_shared"), 1),
         (("Write", "bulk_copy", "Write", "cp_async16"), 0),
         (("Read", "load_matrices", "Write", "send_sums"), 0),
         (("Write", "load_matrices", "Read", "bulk_copy"), 0),
+        (("Write", "store_shared(unsigned int, uint4)", "Read", "load_matrices"), 1),
+        (("Write", "store_shared(unsigned int, const float (&)[4])", "Read", "load_shared"), 0),
     ],
 )
-@pytest.mark.parametrize("kernel", ["linear:BF16", "moe_experts:BF16"])
+@pytest.mark.parametrize("kernel", ["linear:BF16", "moe_experts:spread", "verify_attn:BF16"])
 def test_races_between_the_sides_of_a_stage_are_known(ends, known, kernel):
-    known *= kernel.startswith("linear")
+    known *= not kernel.startswith("verify_attn")
     text = "linear: 1 forms: x\n" + 2 * RACE.format(*ends)
     text += "========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)\n"
     result = sanitize.read_result(kernel, "racecheck", text, 9, 1.0)
@@ -100,6 +103,40 @@ def test_racecheck_and_initcheck_leave_out_the_long_checks(tmp_path):
     jobs = sanitize.processes(tmp_path / "kernels.so", list(sanitize.TOOLS))
     assert {tool for kernel, tool, _ in jobs if kernel.startswith("checks")} == {"memcheck", "synccheck"}
     assert {(kernel, tool) for kernel, tool, _ in jobs} >= {(name, tool) for name in CASES for tool in sanitize.TOOLS}
+
+
+def test_only_what_is_named_is_looked_at(tmp_path):
+    jobs = sanitize.processes(tmp_path / "kernels.so", list(sanitize.TOOLS))
+    few = {(kernel, tool) for kernel, tool, _ in sanitize.select(jobs, ["rope", "checks: attention"])}
+    checks = {("checks: attention", "memcheck"), ("checks: attention", "synccheck")}
+    assert few == checks | {("rope", tool) for tool in sanitize.TOOLS}
+    assert sanitize.select(jobs, None) == jobs
+    with pytest.raises(ValueError, match=r"sanitize --only: .* got \['checks: attention', 'ropes'\]"):
+        sanitize.select([job for job in jobs if job[1] == "racecheck"], ["rope", "ropes", "checks: attention"])
+
+
+def test_the_compilers_version_is_a_number(monkeypatch):
+    texts = iter(["NVIDIA\nVersion 2025.3.1.0 (build 1)\n", "nvcc: NVIDIA (R)\nrelease 13.0, V13.0.88\nBuild x\n"])
+    monkeypatch.setattr(sanitize.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=next(texts)))
+    assert sanitize.versions() == {"compute_sanitizer": "2025.3.1.0", "nvcc": "13.0.88"}
+
+
+def test_a_case_names_each_form_before_it_runs(monkeypatch, capsys):
+    def run(lib, case):
+        assert capsys.readouterr().out == f"{case.name}\n"
+
+    monkeypatch.setattr(sanitize_case, "open_library", lambda path: None)
+    monkeypatch.setattr(sanitize_case, "run", run)
+    monkeypatch.setattr(sys, "argv", ["sanitize_case.py", "kernels.so", "rope"])
+    sanitize_case.main()
+    text = capsys.readouterr().out + "========= ERROR SUMMARY: 0 errors\n"
+    assert sanitize.read_result("rope", "memcheck", text, 0, 1.0).forms == "2 forms: rope F32, rope BF16"
+
+
+def test_experts_of_their_own_leave_no_block_of_a_cluster_without_rows():
+    for case in CASES["moe_experts:whole each"](LIBRARY):
+        pairs = case.fields["expert_id"]
+        assert len(np.unique(pairs)) == pairs.size <= case.fields["num_experts"] and pairs.size % 4 == 0
 
 
 def test_the_record_is_one_of_a_benchmark(tmp_path):
