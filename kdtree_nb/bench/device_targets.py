@@ -128,7 +128,8 @@ _HOST = "our own times are the same on every host, those of the published pipeli
 _FEW = "the shorter K, the smaller the part of a tile that is its loop; at more rows, values become BF16 too slowly"
 _ONE = "eight experts are too few bytes to hide four kernels that wait for each other"
 _SMALL = "15 kernels a layer, one after the other, none of which fills the card for long: see k26_kernels"
-_NARROW = "short K and few rows: tiles begin and end for longer than they multiply"
+_NARROW = "short K: the eight sums of a tile, of a step or two each, wait for each other; the floor is not of bytes"
+_FEW_ROWS = "short K and few rows: tiles begin and end for longer than they multiply; the narrowest are bound by bytes"
 
 _CUDA = (
     _linear("BF16 linear at 1 to 32 rows is faster than cuBLAS", 1, 32, _EVEN),
@@ -183,7 +184,7 @@ _CUDA = (
     Target("cuda", "k26_prefill_product", "dense products of 8,192 tokens of Kimi K2.6, of the matmul rate",
            _matmul_share, 0.4, applies=lambda p: p["rows"] == 8192, open=_NARROW),
     Target("cuda", "k26_prefill_product", "the same, 256 tokens at a time, as the engine prefills",
-           _matmul_share, 0.4, applies=lambda p: p["rows"] == 256, open=_NARROW),
+           _matmul_share, 0.4, applies=lambda p: p["rows"] == 256, open=_FEW_ROWS),
     Target("cuda", "k26_prefill_rows", "rows of a prefill of Kimi K2.6 that differ from decode steps of them",
            param("native", "changed_rows"), 0, False, "rows"),
     *(_end_to_end(model, dtype) for model in ("tiny", "nano-k2") for dtype in ("float32", "bfloat16")),

@@ -8,12 +8,15 @@ from typing import NamedTuple
 
 import torch
 
+from kdtree_nb.bench.k26_cell import SHARE
 from kdtree_nb.bench.lab import Lab, dtype_name
+from kdtree_nb.bench.lone_ranks import LoneShare
 from kdtree_nb.bench.rank import DTYPE, Rank
 from kdtree_nb.bench.runner import Effort, Measurement, compete, require
 from kdtree_nb.config import ModelConfig
 from kdtree_nb.hf.config import HfConfig
 from kdtree_nb.hf.step_work import rank_config, step_work
+from kdtree_nb.model import Model
 from kdtree_nb.native import ops
 from kdtree_nb.speculate.batch import PREFILL_CHUNK_TOKENS
 from kdtree_nb.speculate.drafting import chain_trees
@@ -89,10 +92,14 @@ def _product(
 
 
 class Prefill:
-    """The prefill of a random text by one rank, cut as the engine cuts it; fewer tokens where the cache has no room."""
+    """The prefill of a random text by one rank, cut as the engine cuts it; fewer tokens where the cache has no room.
 
-    def __init__(self, rank: Rank, num_tokens: int = PREFILL_TOKENS) -> None:
+    model: of the rank, default: `alone`
+    """
+
+    def __init__(self, rank: Rank, num_tokens: int = PREFILL_TOKENS, model: Model | None = None) -> None:
         self.rank, self.num_tokens = rank, min(num_tokens, rank.cache.num_slots - 1)
+        self.model = model or rank.alone
         self.chunk = min(PREFILL_CHUNK_TOKENS, math.ceil(self.num_tokens / 3))
         vocab_size, generator = rank.model.config.vocab_size, torch.Generator().manual_seed(3)
         self.tokens = torch.randint(vocab_size, (self.num_tokens,), generator=generator).tolist()
@@ -104,14 +111,14 @@ class Prefill:
         rank, tree = self.rank, self.trees[index]
         rank.prefix_len.fill_(self.begins[index])
         rows = ops.tree_rows_padded(tree, rank.prefix_len)
-        return rank.alone.forward(rows, tree, rank.cache, rank.prefix_len, need_logits=need_logits)
+        return self.model.forward(rows, tree, rank.cache, rank.prefix_len, need_logits=need_logits)
 
     def __call__(self) -> None:
         for index in range(len(self.begins)):
             self.forward(index)
 
     def measure(self, lab: Lab, effort: Effort) -> list[Measurement]:
-        """`k26_prefill/native`: wall seconds of all of it, launched chunk by chunk."""
+        """`k26_prefill/native`: wall seconds of all of it, launched chunk by chunk; of several ranks also `…/share`."""
         config, model = self.rank.config, self.rank.config.model
         num_bytes = flops = floor_s = 0.0
         for begin, tree in zip(self.begins, self.trees, strict=True):
@@ -126,7 +133,11 @@ class Prefill:
             "flops": int(flops), "floor_s": floor_s, "matmul_s": flops / lab.matmuls[DTYPE].median,
         }  # fmt: skip
         rounds = min(effort.num_rounds, MAX_ROUNDS)
-        return compete("k26_prefill", {"native": lab.wall(self)}, rounds, params)
+        contenders = {"native": lab.wall(self)}
+        if self.rank.num_ranks > 1:
+            share = self.rank.with_ranks(LoneShare(self.rank.num_ranks, self.rank.model.ranks.rank))
+            contenders[SHARE] = lab.wall(Prefill(self.rank, self.num_tokens, share))
+        return compete("k26_prefill", contenders, rounds, params)
 
     def exactness(self) -> list[Measurement]:
         """`k26_prefill_rows/native`: of sampled rows, how many differ in a bit from a step of that row alone, in their
@@ -142,7 +153,7 @@ class Prefill:
             tree = chain_trees([self.tokens[position : position + 1]], self.rank.device)
             self.rank.prefix_len.fill_(position)
             rows = ops.tree_rows_padded(tree, self.rank.prefix_len)
-            alone = self.rank.alone.forward(rows, tree, self.rank.cache, self.rank.prefix_len)
+            alone = self.model.forward(rows, tree, self.rank.cache, self.rank.prefix_len)
             same = torch.equal(alone[0], logits[position]) and torch.equal(cached[:, position], filled)
             changed += not same
             cached[:, position] = filled

@@ -89,6 +89,8 @@ def test_products_of_a_prefill(measured):
 def test_a_prefill_is_measured_and_its_rows_are_those_of_steps(measured, rank):
     (whole,), (rows,) = of(measured, "k26_prefill/native"), of(measured, "k26_prefill_rows/native")
     assert whole.params["tokens"] == 40 and whole.params["chunk"] == 14
+    (share,) = of(measured, "k26_prefill/share")
+    assert share.params == whole.params and min(share.samples) > 0
     assert whole.params["flops"] > 40 * whole.params["layers"] * 256 * 256 and whole.params["floor_s"] > 0
     assert rows.params["changed_rows"] == 0 and rows.samples[0] == rows.params["rows"] >= 10
     with torch.inference_mode():
@@ -96,6 +98,7 @@ def test_a_prefill_is_measured_and_its_rows_are_those_of_steps(measured, rank):
         assert [tree.token.shape[1] for tree in prefill.trees] == [20, 20, 20]
         assert torch.cat([tree.token[0] for tree in prefill.trees]).tolist() == prefill.tokens
         assert {0, 19, 20, 58, 59} <= set(prefill._sampled())
+        assert prefill.model is rank.alone and Prefill(rank, 60, rank.model).model is rank.model
 
 
 @pytest.mark.parametrize("where", ["logits", "cache"])
