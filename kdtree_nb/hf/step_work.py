@@ -64,16 +64,17 @@ def step_work(
     num_experts: distinct routed experts that a layer wakes, on average over layers; None: as with random routing
     """
     model, parts = config.model, _parts(config)
-    if num_experts is None:
-        num_experts = expected_experts(model.n_routed_experts, model.num_experts_per_tok, num_rows)
     used = dict.fromkeys(parts, 1.0)
     used["embedding"] = num_rows / model.vocab_size
-    used["routed experts"] = num_experts / model.n_routed_experts
+    products = sum(parts[name][1] for name in parts if name not in ("embedding", "norms", "routed experts"))
+    if "routed experts" in parts:
+        if num_experts is None:
+            num_experts = expected_experts(model.n_routed_experts, model.num_experts_per_tok, num_rows)
+        used["routed experts"] = num_experts / model.n_routed_experts
+        products += parts["routed experts"][1] * model.num_experts_per_tok / model.n_routed_experts
     num_bytes = {name: share * parts[name][0] for name, share in used.items()}
     seen = model.num_hidden_layers * (prefix_len + num_rows)
     num_bytes["cache"] = seen * model.latent_dim * _VALUE_BYTES
-    products = sum(parts[name][1] for name in parts if name not in ("embedding", "norms", "routed experts"))
-    products += parts["routed experts"][1] * model.num_experts_per_tok / model.n_routed_experts
     attention = seen * model.num_attention_heads * (model.latent_dim + model.kv_lora_rank)
     return StepWork(num_bytes, 2.0 * num_rows * (products + attention))
 

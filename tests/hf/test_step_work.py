@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from kdtree_nb.bench.k26 import CONFIG, small
+from kdtree_nb.bench.k26 import CONFIG, small, with_layers
 from kdtree_nb.hf import read_config
 from kdtree_nb.hf.step_work import expected_experts, rank_config, step_work
 
@@ -49,6 +49,13 @@ def test_random_routing(k26):
     assert step_work(k26, 16, 64) == step_work(k26, 16, 64, expected_experts(384, 8, 16))
     more = [step_work(k26, n, 64).num_bytes for n in (1, 4, 16, 64)]
     assert more == sorted(more) and more[0] < more[-1] / 10
+
+
+def test_layers_without_experts_wake_none(k26):
+    dense = with_layers(k26, 1)
+    work = step_work(dense, 4, 64)
+    assert work == step_work(dense, 4, 64, 0.0) and "routed experts" not in work.bytes_by_part
+    assert work.bytes_by_part["dense feed-forward"] == step_work(k26, 4, 64).bytes_by_part["dense feed-forward"]
 
 
 def test_the_floor_is_the_longer_of_both(k26):
