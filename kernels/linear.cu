@@ -125,15 +125,17 @@ int choose_wide(const LinearArgs& a, const LinearDevice& device) {
   return best;
 }
 
-constexpr int64_t kMaxRowsDirect = 72;
+constexpr int64_t kMaxRowsDirect = 136;
 
-// The shape without stages for a small product, or -1: one of 5 MB of weights at most (4 MB with more than 8 rows), and of
-// kMaxRowsDirect rows. On an H200 it takes 1.5-2 us where stages take 3-4.6 us; of more weights as long or longer. Two tiles of outputs for each
-// x that is read were the fastest, except where that leaves a long K to few blocks; more rows of a block where 8 would need
-// more blocks than run at once. Beyond 64 rows, a tree of 64 nodes and its root, blocks of 24 are as many as of 32 and are filled.
+// The shape without stages for a small product, or -1: one of 5 MB of weights at most (4 MB with more than 8 rows, 1 MB with more
+// than 64), and of kMaxRowsDirect rows. On an H200 it takes 1.5-2 us where stages take 3-4.6 us; of more weights as long or longer.
+// 72 rows: 320 to 1408 2.7 us, where stages take 5.4; 320 to 4096 7.1, stages 5.6. Two tiles of outputs for each x that is read
+// were the fastest, except where that leaves a long K to few blocks; more rows of a block where 8 would need more blocks than run
+// at once. Beyond 64 rows, a tree of 64 nodes and its root, blocks of 24 are as many as of 32 and are filled.
 int choose_direct(const LinearArgs& a, const LinearDevice& device) {
   const int64_t m = a.num_rows, k = a.num_in, tiles = ceil_div(a.num_out, kOutTile) * a.num_groups;
-  if (m > kMaxRowsDirect || 2 * k * a.num_out * a.num_groups > (m <= 8 ? 5 << 20 : 4 << 20)) return -1;
+  const int64_t most = m <= 8 ? 5 << 20 : m <= 64 ? 4 << 20 : 1 << 20;
+  if (m > kMaxRowsDirect || 2 * k * a.num_out * a.num_groups > most) return -1;
   if (!serves(kBf16Shapes[kFirstDirect], a, device)) return -1;
   // A part of 256 inputs into 7168 outputs, 16 rows: 6.2 us, by a warp a segment 4.1-4.3.
   if (m > 8 && m <= 16 && a.num_segments > 0 && tiles > 3 * device.num_multiprocessors) return -1;

@@ -8,7 +8,7 @@ import time
 import torch
 from linear_lib import DEVICE, Lib, Report, bits, error, poisoned
 
-ROWS = (1, 2, 3, 7, 8, 9, 16, 17, 31, 33, 48, 64, 65, 71, 72, 73, 128, 1000)
+ROWS = (1, 2, 3, 7, 8, 9, 16, 17, 31, 33, 48, 64, 65, 71, 72, 73, 129, 136, 137, 1000)
 ALL = 1000  # rows of a case
 LIMIT = {torch.bfloat16: 4e-3, torch.float32: 3e-6}  # relative error; BF16: one rounding is 1.7e-3
 
