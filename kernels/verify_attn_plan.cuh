@@ -79,7 +79,7 @@ __device__ __forceinline__ int num_runs(int end, int log2_unit) {
 
 // The estimated time of all items with query tiles of 2^log2_rows and runs of 2^log2_unit for the shared ones: the
 // blocks' work, and the partial results' way to memory and back.
-__device__ float estimate(const AttnLaunch& launch, const AttnPlan& plan, const AttnCosts& costs, int log2_rows,
+inline __device__ float estimate(const AttnLaunch& launch, const AttnPlan& plan, const AttnCosts& costs, int log2_rows,
                           int log2_unit) {
   constexpr float kCacheBytes = 40e6f, kCacheRate = 8e6f, kMemoryRate = 3e6f;  // bytes, bytes per microsecond
   const int c = log2_rows - 4, tail = plan.tail_log2_rows - 4, num_heads = int(launch.a.num_heads);
@@ -116,7 +116,7 @@ __device__ __forceinline__ bool shortest_runs_fit(const AttnLaunch& launch, cons
 }
 
 // One warp: the choice that is estimated fastest; choice k is the query tile k % sizes and the run length k / sizes.
-__device__ int fastest_choice(const AttnLaunch& launch, const AttnPlan& plan, const AttnCosts& costs, int sizes, int lane) {
+inline __device__ int fastest_choice(const AttnLaunch& launch, const AttnPlan& plan, const AttnCosts& costs, int sizes, int lane) {
   const int log2_rows = costs.min_log2_rows + lane % sizes, log2_unit = kLog2FirstLeaf + lane / sizes;
   float best_time = INFINITY;
   if (lane < sizes * kNumLeafRegions) best_time = estimate(launch, plan, costs, log2_rows, log2_unit);
@@ -131,7 +131,7 @@ __device__ int fastest_choice(const AttnLaunch& launch, const AttnPlan& plan, co
 }
 
 // One warp: the query tile and the run length that are estimated fastest, then the items of each stream.
-__device__ void choose_tiles(const AttnLaunch& launch, AttnPlan& plan, const AttnCosts& costs, int lane) {
+inline __device__ void choose_tiles(const AttnLaunch& launch, AttnPlan& plan, const AttnCosts& costs, int lane) {
   const int num_streams = int(launch.a.num_streams), num_heads = int(launch.a.num_heads);
   int tail = costs.min_log2_rows;  // few rows: short items; many rows: the tile that fits the heads
   if (plan.num_rows * ceil_shift(num_heads, tail) > int(gridDim.x) / 2)
@@ -167,7 +167,7 @@ __device__ void choose_tiles(const AttnLaunch& launch, AttnPlan& plan, const Att
 }
 
 // All threads of the block. What comes last is one warp's: the others must meet it.
-__device__ void plan_streams(const AttnLaunch& launch, const AttnCosts& costs, AttnPlan& plan) {
+inline __device__ void plan_streams(const AttnLaunch& launch, const AttnCosts& costs, AttnPlan& plan) {
   const VerifyAttnArgs& a = launch.a;
   const int num_streams = int(a.num_streams), thread = int(threadIdx.x), step = int(blockDim.x);
   const int32_t* row_stream = a.stream + launch.row_begin;

@@ -1,0 +1,103 @@
+// decode_layers: neighbouring layers of a step of few rows in one launch. One block on each multiprocessor stays from the first
+// phase to the last; between phases all blocks meet (decode_meet.cuh). What a launch of its own for every operation costs - a
+// wait for the previous one, then for the first bytes of weights - is paid in few places, since weights are on their way long
+// before they are needed (decode_ring.cuh).
+#include "decode_block.cuh"
+#include "verify_attn_launch.cuh"
+
+namespace kdtree {
+namespace {
+
+__global__ void __launch_bounds__(kDecodeThreads, 1) decode_layers_kernel(const __grid_constant__ DecodeArgs k) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  if (threadIdx.x < kDecodeWarps)
+    WeightRing::init_barriers(shared_address(memory) + kBarriersAt + threadIdx.x * kRingSlots * 8);
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  __syncthreads();
+  Asker<Jobs> asker(Jobs(k, *reinterpret_cast<const Chosen*>(memory + kChosenAt),
+                         Dealt{int(blockIdx.x), int(gridDim.x), int(threadIdx.x) / kWarp}));
+  DecodeBlock(k, memory, asker).run();
+}
+
+// --- host ----------------------------------------------------------------------------------------------------------
+
+VerifyAttnArgs attention_of(const DecodeArgs& k) {
+  const DecodeLayersArgs& a = k.a;
+  VerifyAttnArgs v{};
+  v.q_latent = k.scratch.q_latent, v.q_rope = k.scratch.q_rope, v.stream = a.stream, v.node = a.node, v.parent = a.parent;
+  v.depth = a.depth, v.prefix_len = a.prefix_len, v.num_rows = a.num_rows, v.num_heads = a.num_heads, v.num_streams = 1;
+  v.latent_dim = a.latent_dim, v.rope_dim = a.rope_dim, v.num_slots = a.num_slots, v.num_tree_slots = a.num_tree_slots;
+  v.scale = a.scale, v.dtype = kBF16, v.num_rows_device = a.num_rows_device;
+  return v;
+}
+
+// Lays the scratch memory out from `base`; the bytes it takes.
+int64_t lay_out_scratch(DecodeArgs& k, char* base) {
+  const DecodeLayersArgs& a = k.a;
+  int64_t bytes = 256;
+  const auto take = [&](auto*& to, int64_t count) {
+    to = reinterpret_cast<std::remove_reference_t<decltype(to)>>(base + bytes);
+    bytes += align256(count * int64_t(sizeof(*to)));
+  };
+  k.scratch.num_met = reinterpret_cast<unsigned long long*>(base);
+  take(k.scratch.q_kv, a.num_rows * (a.query_dim + a.latent_dim + a.rope_dim));
+  take(k.scratch.q, a.num_rows * a.num_heads * (a.nope_dim + a.rope_dim));
+  take(k.scratch.q_latent, a.num_rows * a.num_heads * a.latent_dim);
+  take(k.scratch.q_rope, a.num_rows * a.num_heads * a.rope_dim);
+  take(k.scratch.value, a.num_rows * a.num_heads * a.value_dim);
+  take(k.scratch.hidden, a.num_rows * a.top_k * a.width);
+  take(k.scratch.shared_hidden, a.num_rows * a.shared_width);
+  take(k.scratch.sums, (a.num_experts + 2 * a.shared_width) / kTileOut * kNumSegments * kWarp * 4);
+  k.attention.scale_log2 = float(double(a.scale) * 1.4426950408889634);
+  return bytes + lay_out(k.attention, attention_of(k), a.num_rows, base + bytes);
+}
+
+bool is_served(const DecodeLayersArgs& a) {
+  const auto whole = [](int64_t length, int64_t part) { return length > 0 && length % part == 0; };
+  if (a.num_layers > kMaxDecodeLayers || a.num_rows > kMaxDecodeRows || a.top_k > kMaxDecodeTopK) return false;
+  if (a.num_experts > kMaxDecodeExperts || a.top_k < 1 || a.top_k > a.num_experts) return false;
+  if (a.latent_dim != 512 || a.rope_dim != 64) return false;
+  const bool tiles = whole(a.dim, 64) && whole(a.query_dim, 32) && whole(a.nope_dim, 32) && whole(a.value_dim, 32) &&
+                     whole(a.width, 64) && whole(a.shared_width, 32) && whole(a.num_experts, 16) && a.num_heads > 0;
+  const int64_t rows = std::max<int64_t>(1, a.num_rows);
+  const auto fits = [](int64_t num_rows, int64_t num_in) { return num_rows * row_pitch(int(num_in)) <= kRowsBytes; };
+  const int64_t hidden = rows * a.top_k * row_pitch(int(a.width)) + rows * row_pitch(int(a.shared_width));
+  return tiles && fits(rows, a.dim) && fits(rows, a.query_dim) && fits(rows, a.num_heads * a.nope_dim) &&
+         fits(rows, a.num_heads * a.value_dim) && fits(rows, a.latent_dim) && hidden <= kRowsBytes;
+}
+
+}  // namespace
+
+bool decode_layers_serves(const DecodeLayersArgs& a) {
+  int device = 0, major = 0, shared = 0;
+  if (!is_served(a) || cudaGetDevice(&device) != cudaSuccess) return false;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  return major == 9 && shared >= kDecodeSharedBytes;
+}
+
+int64_t decode_layers_cuda_workspace_bytes(const DecodeLayersArgs& a) {
+  DecodeArgs k{};
+  k.a = a;
+  return lay_out_scratch(k, nullptr);
+}
+
+int decode_layers_cuda(const DecodeLayersArgs& a, void* stream) {
+  if (!decode_layers_serves(a)) return kUnsupported;
+  if (a.num_rows == 0 || a.num_layers == 0) return kOk;
+  DecodeArgs k{};
+  k.a = a;
+  lay_out_scratch(k, static_cast<char*>(a.workspace));
+  for (int64_t i = 0; i < a.num_layers; ++i)
+    for (int p = 0; p < kDecodePointers; ++p)
+      reinterpret_cast<int64_t*>(&k.layers[i])[p] = a.pointers[i * kDecodePointers + p];
+  int device = 0, num_multiprocessors = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return kCudaError;
+  if (cudaDeviceGetAttribute(&num_multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return kCudaError;
+  LaunchShape shape;
+  shape.grid = dim3(num_multiprocessors), shape.block = dim3(kDecodeThreads), shape.shared_bytes = kDecodeSharedBytes;
+  shape.is_cooperative = true;
+  return launch(decode_layers_kernel, shape, stream, k);
+}
+
+}  // namespace kdtree

@@ -1,0 +1,61 @@
+// What every part of decode_layers shares: the arguments of the kernel, the scratch memory of a launch, shared memory.
+#pragma once
+#include "decode_layer.h"
+#include "decode_ring.cuh"
+#include "verify_attn_plan.cuh"
+
+namespace kdtree {
+
+using Bf16 = __nv_bfloat16;
+
+// Everything in BF16 lies as the operations' tensors do; sums as the accumulators of a warp, [tile, segment, lane, 4].
+struct DecodeScratch {
+  unsigned long long* num_met;  // blocks that have come to a meeting, of all launches
+  Bf16 *q_kv, *q, *q_latent, *q_rope, *value, *hidden, *shared_hidden;
+  float* sums;
+};
+
+struct DecodeArgs {
+  DecodeLayersArgs a;
+  DecodeScratch scratch;
+  AttnLaunch attention;  // of which the cache is a layer's
+  DecodeLayer layers[kMaxDecodeLayers];
+
+  __device__ __forceinline__ int num_joint() const { return int(a.query_dim + a.latent_dim + a.rope_dim); }
+  __device__ __forceinline__ int num_query() const { return int(a.num_heads * (a.nope_dim + a.rope_dim)); }
+  __device__ __forceinline__ int num_value() const { return int(a.num_heads * a.value_dim); }
+  __device__ __forceinline__ int router_tiles() const { return int(a.num_experts) / kTileOut; }
+  __device__ __forceinline__ int shared_tiles() const { return int(a.shared_width) / kTileOut; }  // of gates, and of ups
+};
+
+// The experts that the rows of a layer chose, and what each row has of them.
+struct Chosen {
+  int expert_id[kMaxDecodeRows * kMaxDecodeTopK];
+  float weight[kMaxDecodeRows * kMaxDecodeTopK];
+  unsigned bits[kMaxDecodeExperts / 32];
+  int num_experts;
+  int expert[kMaxDecodeRows * kMaxDecodeTopK];                       // ascending
+  signed char pair[kMaxDecodeRows * kMaxDecodeTopK][kMaxDecodeRows];  // of expert i and a row, or -1
+};
+
+// Shared memory: rings, then what a phase needs for itself, whose end is for sums of segments and for routing.
+constexpr int kPhaseBytes = 77824, kRouteBytes = 8192, kSumsBytes = 2 * kDecodeWarps * kWarp * 16;
+constexpr int kSumsAt = kPhaseBytes - kRouteBytes - kSumsBytes, kRouteAt = kPhaseBytes - kRouteBytes;
+constexpr int kRowsBytes = kSumsAt;  // for rows of x
+constexpr int kBarriersAt = kRingBytes, kChosenAt = kBarriersAt + kDecodeWarps * kRingSlots * 8;
+constexpr int kPhaseAt = (kChosenAt + int(sizeof(Chosen)) + 127) / 128 * 128, kDecodeSharedBytes = kPhaseAt + kPhaseBytes;
+static_assert(kDecodeSharedBytes + 1024 <= 227 * 1024, "one block of a multiprocessor of Hopper");
+
+__host__ __device__ constexpr int row_pitch(int num_in) { return num_in * 2 + 16; }  // bytes; 8 rows without bank conflicts
+
+struct DecodeSpan {
+  int begin, end;
+  __device__ __forceinline__ int size() const { return end - begin; }
+};
+
+// Units of segment s of a reduction over num_units.
+__device__ __forceinline__ DecodeSpan segment_units(int num_units, int s) {
+  return {s * num_units / kNumSegments, (s + 1) * num_units / kNumSegments};
+}
+
+}  // namespace kdtree
