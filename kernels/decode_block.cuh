@@ -1,11 +1,12 @@
-// A block of decode_layers: the phases of a layer, one after the other. All blocks do the same phase at the same time, each its
-// tiles; what every block needs whole (a norm, the choice of experts) every block computes for itself.
+// A block of decode_layers. A phase has three parts: rows of x come to shared memory, or what else every block needs whole; then
+// the products of its tiles; then all blocks meet. Parts that several phases have stand once, or the instructions of a layer would
+// no longer fit their cache.
 #pragma once
+#include "decode_experts.cuh"
 #include "decode_meet.cuh"
 #include "decode_products.cuh"
 #include "decode_rows.cuh"
 #include "latent_row.cuh"
-#include "moe_route_row.cuh"
 #include "swiglu.cuh"
 #include "verify_attn_fold.cuh"
 
@@ -14,79 +15,81 @@ namespace kdtree {
 struct DecodeBlock {
   const DecodeArgs& k;
   const DecodeLayersArgs& a;
-  unsigned char* const memory;
-  unsigned char* const phase_memory;  // kPhaseBytes
+  unsigned char* const memory;        // of the phase, kPhaseBytes
   Chosen& chosen;
-  const int block, num_blocks, warp, lane, num_rows;
-  const uint32_t rows;                // shared address of phase_memory
-  Asker<Jobs>& asker;
   const Dealt dealt;
+  const int warp, lane, num_rows;
+  const uint32_t rows;                // shared address of `memory`
   WeightRing ring;
   Meeting meeting;
   int layer = 0;
 
-  __device__ __forceinline__ DecodeBlock(const DecodeArgs& k, unsigned char* memory, Asker<Jobs>& asker)
-      : k(k), a(k.a), memory(memory), phase_memory(memory + kPhaseAt), chosen(*reinterpret_cast<Chosen*>(memory + kChosenAt)),
-        block(blockIdx.x), num_blocks(gridDim.x), warp(threadIdx.x / kWarp), lane(threadIdx.x % kWarp),
-        num_rows(rows_in_use(k.a.num_rows_device, k.a.num_rows)), rows(shared_address(memory + kPhaseAt)),
-        asker(asker), dealt{block, num_blocks, warp},
-        ring(asker, shared_address(memory) + warp * kRingSlots * kSlotBytes,
-             shared_address(memory) + kBarriersAt + warp * kRingSlots * 8),
+  __device__ __forceinline__ DecodeBlock(const DecodeArgs& k, unsigned char* shared)
+      : k(k), a(k.a), memory(shared + kPhaseAt), chosen(*reinterpret_cast<Chosen*>(shared + kChosenAt)),
+        dealt{int(blockIdx.x), int(gridDim.x), int(threadIdx.x) / kWarp}, warp(threadIdx.x / kWarp), lane(threadIdx.x % kWarp),
+        num_rows(rows_in_use(k.a.num_rows_device, k.a.num_rows)), rows(shared_address(shared + kPhaseAt)),
+        ring(Jobs(k, chosen, dealt), shared_address(shared) + warp * kRingSlots * kSlotBytes,
+             shared_address(shared) + kBarriersAt + warp * kRingSlots * 8),
         meeting(k.scratch.num_met, gridDim.x) {}
 
   __device__ __forceinline__ const DecodeLayer& weights() const { return k.layers[layer]; }
   __device__ __forceinline__ Bf16* x(int row) const { return static_cast<Bf16*>(a.x) + row * a.dim; }
-  __device__ __forceinline__ bool is_mine(int e) const { return Sums::row(lane, e) < num_rows; }
-  __device__ __forceinline__ bool runs(int phase) const { return phase >= a.first_phase && phase < a.end_phase; }
 
   __device__ __forceinline__ void run() {
     ring.fill();
 #pragma unroll 1
-    for (layer = 0; layer < a.num_layers; ++layer) {
-      if (runs(kJoint)) joint();
-      if (runs(kQueries)) queries();
-      if (runs(kAbsorb)) absorb();
-      if (runs(kLeaves)) leaves();
-      if (runs(kValues)) values();
-      if (runs(kOutput)) output();
-      if (runs(kRouter)) router();
-      if (runs(kUp)) up();
-      if (runs(kDown)) down();
-    }
-  }
-
-  __device__ __forceinline__ void meet() { meeting.come(), meeting.wait(); }
-
-  // --- products ----------------------------------------------------------------------------------------------------
-
-  // Tiles by block: store(tile, sums) of one warp, for the sum of all segments of a tile.
-  template <class Store>
-  __device__ __forceinline__ void tiles_by_block(int num_tiles, int num_in, const RowPlace& x, Store&& store) {
-    auto* sums = reinterpret_cast<float4(*)[kDecodeWarps][kWarp]>(phase_memory + kSumsAt);
-    const DecodeSpan span = segment_units(num_in / kUnitInputs, warp);
+    for (layer = 0; layer < a.num_layers; ++layer)
 #pragma unroll 1
-    for (int tile = block, n = 0; tile < num_tiles; tile += num_blocks, ++n) {
-      Sums mine;
-      add_segment(ring, mine, x, span.begin, span.size());
-      sums[n % 2][warp][lane] = *reinterpret_cast<const float4*>(mine.value);
-      __syncthreads();
-      if (warp == n % kDecodeWarps) store(tile, sum_of_segments(sums[n % 2]));
-    }
+      for (int phase = a.first_phase; phase < a.end_phase; ++phase) {
+        if (phase == kJoint || phase == kQueries || phase == kRouter) norm(phase);
+        else if (phase == kAbsorb || phase == kOutput || phase == kDown) copy(phase);
+        else if (phase == kUp) choose();
+        __syncthreads();
+        if (phase == kJoint || phase == kQueries || phase == kValues || phase == kRouter) segments(phase);
+        else if (phase == kAbsorb || phase == kOutput) halves(phase);
+        else if (phase == kUp) up();
+        else if (phase == kDown) down();
+        meeting.come();
+        meeting.wait();
+      }
   }
 
-  __device__ __forceinline__ Sums sum_of_segments(const float4 (&sums)[kDecodeWarps][kWarp]) const {
-    Sums v[kNumSegments];
-#pragma unroll
-    for (int s = 0; s < kNumSegments; ++s) *reinterpret_cast<float4*>(v[s].value) = sums[s][lane];
-    return add_on_tree(v);
+  // --- rows --------------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void norm(int phase) const {
+    const bool of_queries = phase == kQueries;
+    const DecodeLayer& w = weights();
+    const int dim = int(of_queries ? a.query_dim : a.dim);
+    const Bf16* from = of_queries ? k.scratch.q_kv : x(0);
+    DecodeNorm norm(dim);
+    norm.read_weight(static_cast<const Bf16*>(of_queries ? w.q_norm : phase == kJoint ? w.norm : w.moe_norm));
+    norm_rows(norm, memory, from, of_queries ? k.sizes.joint_tiles * kTileOut : dim, num_rows, dim,
+              of_queries ? a.latent_eps : a.eps);
   }
+
+  __device__ __forceinline__ void copy(int phase) const {
+    const int num_in = phase == kAbsorb ? int(a.num_heads * a.nope_dim) : phase == kOutput ? k.sizes.value_units * kUnitInputs
+                                                                                          : int(a.width);
+    const int count = phase == kDown ? num_rows * int(a.top_k) : num_rows;
+    const Bf16* from = phase == kAbsorb ? k.scratch.q : phase == kOutput ? k.scratch.value : k.scratch.hidden;
+    copy_rows(memory, row_pitch(num_in), from, phase == kAbsorb ? k.sizes.query_tiles * kTileOut : num_in, count, num_in);
+    if (phase == kDown)
+      copy_rows(memory + count * row_pitch(num_in), row_pitch(int(a.shared_width)), k.scratch.shared_hidden, a.shared_width, num_rows,
+                int(a.shared_width));
+  }
+
+  // --- results -----------------------------------------------------------------------------------------------------
 
   // f(row, output, element of the sums) of a tile, for rows in use.
   template <class F>
   __device__ __forceinline__ void each(int tile, F&& f) const {
 #pragma unroll
     for (int e = 0; e < 4; ++e)
-      if (is_mine(e)) f(Sums::row(lane, e), tile * kTileOut + Sums::out(lane, e), e);
+      if (Sums::row(lane, e) < num_rows) f(Sums::row(lane, e), tile * kTileOut + Sums::out(lane, e), e);
+  }
+
+  __device__ __forceinline__ void store(Bf16* to, int stride, int tile, const Sums& sums) const {
+    each(tile, [&](int row, int out, int e) { to[row * stride + out] = from_float<Bf16>(sums.value[e]); });
   }
 
   // x += sums, each rounded.
@@ -98,62 +101,142 @@ struct DecodeBlock {
     });
   }
 
-  // --- attention ---------------------------------------------------------------------------------------------------
+  using SharedSums = float4[kDecodeWarps][kWarp];
 
-  __device__ __forceinline__ void joint() {
-    DecodeNorm norm(int(a.dim));
-    norm.read_weight(static_cast<const Bf16*>(weights().norm));
-    norm_rows(norm, phase_memory, x(0), a.dim, num_rows, int(a.dim), a.eps);
-    const int num_out = k.num_joint();
-    tiles_by_block(num_out / kTileOut, int(a.dim), RowPlace(rows, row_pitch(int(a.dim)), num_rows, lane),
-                   [&](int tile, const Sums& sums) {
-                     each(tile, [&](int row, int out, int e) {
-                       k.scratch.q_kv[row * num_out + out] = from_float<Bf16>(sums.value[e]);
-                     });
-                   });
-    meet();
+  __device__ __forceinline__ SharedSums* shared_sums() const { return reinterpret_cast<SharedSums*>(memory + kSumsAt); }
+
+  __device__ __forceinline__ Sums sum_of_segments(const SharedSums& sums) const {
+    Sums v[kNumSegments];
+#pragma unroll
+    for (int s = 0; s < kNumSegments; ++s) as_sums(sums[s][lane], v[s]);
+    return add_on_tree(v);
   }
 
-  // The last blocks have a row each to put into the cache.
-  __device__ __forceinline__ void append_latents() {
-    const int row = num_blocks - 1 - block;
+  static __device__ __forceinline__ void as_sums(const float4& from, Sums& to) {
+    to.value[0] = from.x, to.value[1] = from.y, to.value[2] = from.z, to.value[3] = from.w;
+  }
+  static __device__ __forceinline__ float4 as_vector(const Sums& from) {
+    return make_float4(from.value[0], from.value[1], from.value[2], from.value[3]);
+  }
+
+  // --- a segment of a tile for each warp ---------------------------------------------------------------------------
+
+  __device__ __forceinline__ void segments(int phase) {
+    const bool is_router = phase == kRouter, folds = phase == kValues;
+    const DecodeSizes& z = k.sizes;
+    const int num_units = phase == kQueries ? z.query_units : folds ? z.latent_units : z.dim_units;
+    const int num_tiles = phase == kJoint ? z.joint_tiles : phase == kQueries ? z.query_tiles : folds ? z.value_tiles
+                                                                              : z.router_tiles + 2 * z.shared_tiles;
+    Bf16* const to = phase == kJoint ? k.scratch.q_kv : phase == kQueries ? k.scratch.q : k.scratch.value;
+    const RowPlace place(rows, row_pitch(num_units * kUnitInputs), num_rows, lane);
+#pragma unroll 1
+    for (int n = 0;; ++n) {
+      const int at = is_router ? dealt.segment(n) : 0, tile = is_router ? at / kNumSegments : dealt.block + n * dealt.num_blocks;
+      if (tile >= num_tiles) break;
+      if (folds) fold_rows(tile / (int(a.value_dim) / kTileOut));
+      const DecodeSpan span = segment_units(num_units, is_router ? at % kNumSegments : warp);
+      Sums mine;
+      constexpr int kUnits = units_of_slot(Weights::kFloats);
+#pragma unroll 1
+      for (int u = span.begin; u < span.end; u += kUnits) {
+        const uint32_t slot = ring.take();
+#pragma unroll
+        for (int i = 0; i < kUnits; ++i)
+          if (u + i < span.end) add_floats(mine, slot + i * kBf16UnitBytes, place.unit(u + i), lane);
+        ring.give_back();
+      }
+      if (is_router) {
+        __stcg(reinterpret_cast<float4*>(k.scratch.sums) + at * kWarp + lane, as_vector(mine));
+        continue;
+      }
+      shared_sums()[n % 2][warp][lane] = as_vector(mine);
+      __syncthreads();
+      if (warp == 0) store(to, num_tiles * kTileOut, tile, sum_of_segments(shared_sums()[n % 2]));
+    }
+    if (phase == kQueries) append_latents();
+  }
+
+  // Every block has read the joint rows; the last blocks, whose tiles are fewer, have a row each to put into the cache.
+  __device__ __forceinline__ void append_latents() const {
+    const int row = dealt.num_blocks - 1 - dealt.block;
     if (row >= num_rows) return;
     LatentAppendArgs latent{};
     latent.position = a.position, latent.stream = a.stream, latent.slot = a.slot, latent.cos_sin = a.cos_sin;
     latent.cache = weights().cache, latent.num_streams = 1, latent.num_slots = a.num_slots, latent.latent_dim = a.latent_dim;
     latent.rope_dim = a.rope_dim, latent.num_positions = a.num_positions;
-    const Bf16* joint = k.scratch.q_kv + row * k.num_joint() + a.query_dim;
+    const Bf16* joint = k.scratch.q_kv + row * k.sizes.joint_tiles * kTileOut + a.query_dim;
     Bf16* const to = slot_of<Bf16>(latent, row);
     DecodeNorm norm(int(a.latent_dim));
     norm.read_weight(static_cast<const Bf16*>(weights().kv_norm));
     norm.read_row(joint);
     norm.write(to, a.latent_eps);
-    __syncthreads();
     turn_key(latent, row, joint + a.latent_dim, to == nullptr ? to : to + a.latent_dim);
   }
 
-  __device__ __forceinline__ void queries() {
-    append_latents();
-    DecodeNorm norm(int(a.query_dim));
-    norm.read_weight(static_cast<const Bf16*>(weights().q_norm));
-    norm_rows(norm, phase_memory, k.scratch.q_kv, k.num_joint(), num_rows, int(a.query_dim), a.latent_eps);
-    const int num_out = k.num_query();
-    tiles_by_block(num_out / kTileOut, int(a.query_dim), RowPlace(rows, row_pitch(int(a.query_dim)), num_rows, lane),
-                   [&](int tile, const Sums& sums) {
-                     each(tile, [&](int row, int out, int e) {
-                       k.scratch.q[row * num_out + out] = from_float<Bf16>(sums.value[e]);
-                     });
-                   });
-    meet();
+  // --- four segments of a tile for each warp -----------------------------------------------------------------------
+
+  __device__ __forceinline__ void halves(int phase) {
+    const bool absorbs = phase == kAbsorb;
+    const DecodeSizes& z = k.sizes;
+    const int num_units = absorbs ? z.nope_units : z.value_units, num_tiles = absorbs ? z.absorb_tiles : z.dim_tiles;
+    const int tiles_of_head = z.latent_units * 2, pitch = row_pitch(absorbs ? int(a.num_heads * a.nope_dim) : num_units * kUnitInputs);
+    const DecodeSpan mine_units = half_units(num_units, dealt.half());
+    constexpr int kUnits = units_of_slot(Weights::kFloats);
+#pragma unroll 1
+    for (int n = 0, tile; (tile = dealt.tile_of_two(n)) < num_tiles; ++n) {
+      const int head = absorbs ? tile / tiles_of_head : 0;
+      const RowPlace place(rows + head * num_units * kUnitInputs * 2, pitch, num_rows, lane);
+      SumOfFour four;
+      Sums mine;
+      int s = 0;
+      DecodeSpan span = segment_units(num_units, dealt.half() * kHalfSegments);
+#pragma unroll 1
+      for (int u = mine_units.begin; u < mine_units.end; u += kUnits) {
+        const uint32_t slot = ring.take();
+#pragma unroll 1
+        for (int i = 0; i < kUnits && u + i < mine_units.end; ++i) {
+          while (u + i >= span.end) {  // the segment has ended, or is empty
+            four.take(s, mine), mine = Sums();
+            span = segment_units(num_units, dealt.half() * kHalfSegments + ++s);
+          }
+          add_floats(mine, slot + i * kBf16UnitBytes, place.unit(u + i), lane);
+        }
+        ring.give_back();
+      }
+#pragma unroll 1
+      for (; s < kHalfSegments - 1; ++s) four.take(s, mine), mine = Sums();
+      four.take(s, mine);
+      if (!joins(mine)) continue;
+      if (absorbs) store(k.scratch.q_latent, num_tiles * kTileOut, tile, mine);
+      else add_to_x(tile, mine);
+    }
+    if (absorbs) turn_queries();
   }
+
+  // The first of two warps adds what the second has; true for the first. The second goes on when the first has read.
+  __device__ __forceinline__ bool joins(Sums& mine) const {
+    float4& between = shared_sums()[0][warp / 2][lane];
+    if (dealt.half() == 1) between = as_vector(mine);
+    meet_two();
+    if (dealt.half() == 0) {
+      Sums other;
+      as_sums(between, other);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) mine.value[e] = __fadd_rn(mine.value[e], other.value[e]);
+    }
+    meet_two();
+    return dealt.half() == 0;
+  }
+  __device__ __forceinline__ void meet_two() const { asm volatile("bar.sync %0, 64;" ::"r"(1 + warp / 2) : "memory"); }
 
   // The rotary parts of the queries, by the last blocks.
   __device__ __forceinline__ void turn_queries() const {
     const int half = int(a.rope_dim) / 2, pairs = int(a.num_heads) * half;
 #pragma unroll 1
-    for (int i = (num_blocks - 1 - block) * kDecodeThreads + threadIdx.x; i < num_rows * pairs; i += num_blocks * kDecodeThreads) {
+    for (int i = (dealt.num_blocks - 1 - dealt.block) * kDecodeThreads + threadIdx.x; i < num_rows * pairs;
+         i += dealt.num_blocks * kDecodeThreads) {
       const int row = i / pairs, head = i % pairs / half, at = i % half;
-      const Bf16* from = k.scratch.q + row * k.num_query() + a.num_heads * a.nope_dim + head * a.rope_dim;
+      const Bf16* from = k.scratch.q + row * k.sizes.query_tiles * kTileOut + a.num_heads * a.nope_dim + head * a.rope_dim;
       Bf16* to = k.scratch.q_rope + (row * a.num_heads + head) * a.rope_dim;
       const int32_t position = a.position[row];
       if (position < 0 || position >= a.num_positions) to[at] = to[at + half] = from_float<Bf16>(__int_as_float(0x7fffffff));
@@ -161,28 +244,15 @@ struct DecodeBlock {
     }
   }
 
-  __device__ __forceinline__ void absorb() {
-    turn_queries();
-    const int nope = int(a.num_heads * a.nope_dim), pitch = row_pitch(nope), tiles_of_head = int(a.latent_dim) / kTileOut;
-    copy_rows(phase_memory, pitch, k.scratch.q, k.num_query(), num_rows, nope);
-    __syncthreads();
+  // --- attention ---------------------------------------------------------------------------------------------------
+
+  // Of all rows the queries of a head: the leaves' sums added up and rounded, into shared memory. All threads.
+  __device__ __forceinline__ void fold_rows(int head) const {
 #pragma unroll 1
-    for (int n = 0, tile; (tile = dealt.place(n)) < int(a.num_heads) * tiles_of_head; ++n) {
-      const int head = tile / tiles_of_head;
-      Sums segments[kNumSegments];
-      add_tile<Weights::kFloats>(ring, segments, RowPlace(rows + head * int(a.nope_dim) * 2, pitch, num_rows, lane),
-                                 int(a.nope_dim) / kUnitInputs);
-      const Sums sums = add_on_tree(segments);
-      each(tile, [&](int row, int out, int e) {
-        k.scratch.q_latent[row * a.num_heads * a.latent_dim + out] = from_float<Bf16>(sums.value[e]);
-      });
-    }
-    meet();
+    for (int row = 0; row < num_rows; ++row) fold_query(row, head, reinterpret_cast<Bf16*>(memory + row * row_pitch(int(a.latent_dim))));
+    __syncthreads();
   }
 
-  __device__ __forceinline__ void leaves() { meet(); }
-
-  // Of the query of a row and a head, all columns, by all threads: the leaves' sums added up, rounded, into shared memory.
   __device__ __forceinline__ void fold_query(int row, int head, Bf16* to) const {
     const AttnLaunch& launch = k.attention;
     const int query = row * int(a.num_heads) + head, latent = int(a.latent_dim), num_leaves = __ldcg(launch.num_leaves + row);
@@ -211,130 +281,12 @@ struct DecodeBlock {
     }
   }
 
-  __device__ __forceinline__ void values() {
-    const int latent = int(a.latent_dim), pitch = row_pitch(latent), tiles_of_head = int(a.value_dim) / kTileOut;
-    auto* sums = reinterpret_cast<float4(*)[kDecodeWarps][kWarp]>(phase_memory + kSumsAt);
-    const DecodeSpan span = segment_units(latent / kUnitInputs, warp);
-    const RowPlace place(rows, pitch, num_rows, lane);
-#pragma unroll 1
-    for (int tile = block, n = 0; tile < int(a.num_heads) * tiles_of_head; tile += num_blocks, ++n) {
-      for (int row = 0; row < num_rows; ++row)
-        fold_query(row, tile / tiles_of_head, reinterpret_cast<Bf16*>(phase_memory + row * pitch));
-      __syncthreads();
-      Sums mine;
-      add_segment(ring, mine, place, span.begin, span.size());
-      sums[0][warp][lane] = *reinterpret_cast<const float4*>(mine.value);
-      __syncthreads();
-      if (warp > 0) continue;
-      const Sums total = sum_of_segments(sums[0]);
-      each(tile, [&](int row, int out, int e) {
-        k.scratch.value[row * k.num_value() + out] = from_float<Bf16>(total.value[e]);
-      });
-    }
-    meet();
-  }
-
-  __device__ __forceinline__ void output() {
-    const int num_in = k.num_value(), pitch = row_pitch(num_in);
-    copy_rows(phase_memory, pitch, k.scratch.value, num_in, num_rows, num_in);
-    __syncthreads();
-    const RowPlace place(rows, pitch, num_rows, lane);
-#pragma unroll 1
-    for (int n = 0, tile; (tile = dealt.place(n)) < int(a.dim) / kTileOut; ++n) {
-      Sums segments[kNumSegments];
-      add_tile<Weights::kFloats>(ring, segments, place, num_in / kUnitInputs);
-      add_to_x(tile, add_on_tree(segments));
-    }
-    meet();
-  }
-
   // --- experts -----------------------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ void norm_for_experts() {
-    DecodeNorm norm(int(a.dim));
-    norm.read_weight(static_cast<const Bf16*>(weights().moe_norm));
-    norm_rows(norm, phase_memory, x(0), a.dim, num_rows, int(a.dim), a.eps);
-  }
-
-  __device__ __forceinline__ void router() {
-    norm_for_experts();
-    const RowPlace place(rows, row_pitch(int(a.dim)), num_rows, lane);
-    const int num_units = int(a.dim) / kUnitInputs, num_tiles = k.router_tiles() + 2 * k.shared_tiles();
-#pragma unroll 1
-    for (int n = 0, at; (at = dealt.place(n, kRouterShift)) < num_tiles * kNumSegments; ++n) {
-      const DecodeSpan span = segment_units(num_units, at % kNumSegments);
-      Sums sums;
-      add_segment(ring, sums, place, span.begin, span.size());
-      __stcg(reinterpret_cast<float4*>(k.scratch.sums) + at * kWarp + lane, *reinterpret_cast<const float4*>(sums.value));
-    }
-    meet();
-  }
-
-  // The sum of all segments that the router phase left for an output of a tile, and a row.
-  __device__ __forceinline__ float router_sum(int tile, int out, int row) const {
-    const int place = (out % 8 * 4 + row / 2) * 4 + out / 8 * 2 + row % 2;
-    const float* from = k.scratch.sums + tile * kNumSegments * kWarp * 4 + place;
-    float v[kNumSegments];
-#pragma unroll
-    for (int s = 0; s < kNumSegments; ++s) v[s] = __ldcg(from + s * kWarp * 4);
-    return __fadd_rn(__fadd_rn(__fadd_rn(v[0], v[1]), __fadd_rn(v[2], v[3])),
-                     __fadd_rn(__fadd_rn(v[4], v[5]), __fadd_rn(v[6], v[7])));
-  }
-
-  // Every block finds the same: the experts of each row, then all of them in order.
-  __device__ __forceinline__ void choose_experts() {
-    const int top_k = int(a.top_k), num_experts = int(a.num_experts);
-    float* logits = reinterpret_cast<float*>(phase_memory + kSumsAt);
-    MoeRouteArgs route{};
-    route.bias = weights().bias, route.expert_id = chosen.expert_id, route.weight = chosen.weight;
-    route.num_rows = num_rows, route.num_experts = num_experts, route.top_k = top_k, route.scoring = kSigmoid;
-    route.renormalize = a.renormalize, route.scaling_factor = a.scaling_factor;
-    const RouteSizes sizes(route);
-    const RouteShared shared(route, sizes, reinterpret_cast<double*>(phase_memory + kRouteAt));
-#pragma unroll 1
-    for (int row = 0; row < num_rows; ++row) {
-      for (int e = threadIdx.x; e < num_experts; e += kDecodeThreads) logits[e] = router_sum(e / kTileOut, e % kTileOut, row);
-      __syncthreads();
-      route_row(route, sizes, shared, row, logits);
-      __syncthreads();
-    }
-    list_experts(num_rows * top_k, top_k);
-  }
-
-  __device__ __forceinline__ void list_experts(int num_pairs, int top_k) {
-    constexpr int kWords = kMaxDecodeExperts / 32;
-    const int thread = threadIdx.x;
-    if (thread < kWords) chosen.bits[thread] = 0;
-    if (thread < kMaxDecodeRows * kMaxDecodeTopK)
-      for (int row = 0; row < kMaxDecodeRows; ++row) chosen.pair[thread][row] = -1;
-    __syncthreads();
-    const int id = thread < num_pairs ? chosen.expert_id[thread] : 0;
-    if (thread < num_pairs) atomicOr(&chosen.bits[id / 32], 1u << id % 32);
-    __syncthreads();
-    if (thread < num_pairs) {
-      int before = __popc(chosen.bits[id / 32] & ((1u << id % 32) - 1));
-      for (int word = 0; word < id / 32; ++word) before += __popc(chosen.bits[word]);
-      chosen.expert[before] = id;
-      chosen.pair[before][thread / top_k] = static_cast<signed char>(thread % top_k);
-    }
-    if (thread == 0) {
-      int count = 0;
-      for (int word = 0; word < kWords; ++word) count += __popc(chosen.bits[word]);
-      chosen.num_experts = count;
-    }
-    __syncthreads();
-  }
-
-  // The shared expert's swiglu, by the last blocks.
-  __device__ __forceinline__ void shared_swiglu() const {
-    const int width = int(a.shared_width), gates = k.router_tiles(), ups = gates + k.shared_tiles();
-#pragma unroll 1
-    for (int i = (num_blocks - 1 - block) * kDecodeThreads + threadIdx.x; i < num_rows * width; i += num_blocks * kDecodeThreads) {
-      const int row = i / width, out = i % width;
-      const float gate = router_sum(gates + out / kTileOut, out % kTileOut, row);
-      const float up = router_sum(ups + out / kTileOut, out % kTileOut, row);
-      k.scratch.shared_hidden[row * width + out] = from_float<Bf16>(rounded_swiglu(gate, up));
-    }
+  __device__ __forceinline__ void choose() {
+    choose_experts(k, weights().bias, num_rows, memory, chosen);
+    ring.jobs.num_routed = layer + 1;
+    ring.fill();
   }
 
   static __device__ __forceinline__ float rounded_swiglu(float gate, float up) {
@@ -342,79 +294,138 @@ struct DecodeBlock {
   }
 
   __device__ __forceinline__ void up() {
-    if (!runs(kRouter)) norm_for_experts();
-    choose_experts();
-    asker.jobs.num_routed = layer + 1;
-    ring.fill();
-    shared_swiglu();
-    auto* sums = reinterpret_cast<float4(*)[kDecodeWarps][kWarp]>(phase_memory + kSumsAt);  // of gates and of ups
-    const int gates = int(a.width) / kTileOut, num_items = chosen.num_experts * gates;
-    const DecodeSpan span = segment_units(int(a.dim) / kUnitInputs, warp);
+    const int gates = k.sizes.gate_tiles, num_items = chosen.num_experts * gates;
+    const DecodeSpan span = segment_units(k.sizes.dim_units, warp);
     const RowPlace place(rows, row_pitch(int(a.dim)), num_rows, lane);
+    constexpr int kUnits = units_of_slot(Weights::kPair);
 #pragma unroll 1
-    for (int item = block; item < num_items; item += num_blocks) {
+    for (int item = dealt.block; item < num_items; item += dealt.num_blocks) {
       Sums mine[2];
-      add_pair_segment(ring, mine, place, span.begin, span.size());
-      if (item > block) __syncthreads();
+#pragma unroll 1
+      for (int u = span.begin; u < span.end; u += kUnits) {
+        const uint32_t slot = ring.take();
 #pragma unroll
-      for (int half = 0; half < 2; ++half) sums[half][warp][lane] = *reinterpret_cast<const float4*>(mine[half].value);
+        for (int i = 0; i < kUnits; ++i)
+          if (u + i < span.end) {
+            const uint4 row = place.unit(u + i);
+            add_int4(mine[0], slot + 2 * i * kInt4BlockBytes, row, lane);
+            add_int4(mine[1], slot + (2 * i + 1) * kInt4BlockBytes, row, lane);
+          }
+        ring.give_back();
+      }
+      if (item > dealt.block) __syncthreads();  // the sums of the item before have been read
+      shared_sums()[0][warp][lane] = as_vector(mine[0]), shared_sums()[1][warp][lane] = as_vector(mine[1]);
       __syncthreads();
       if (warp > 0) continue;
-      const Sums gate = sum_of_segments(sums[0]), up = sum_of_segments(sums[1]);
+      const Sums gate = sum_of_segments(shared_sums()[0]), up = sum_of_segments(shared_sums()[1]);
       const int i = item / gates;
-      each(item % gates, [&](int row, int out, int e) {
+      each(item - i * gates, [&](int row, int out, int e) {
         const int pair = chosen.pair[i][row];
         if (pair >= 0)
           k.scratch.hidden[(row * a.top_k + pair) * a.width + out] = from_float<Bf16>(rounded_swiglu(gate.value[e], up.value[e]));
       });
     }
-    meet();
+    shared_swiglu();
   }
 
-  // Adds an expert's sums, by segments, to those rows that chose it.
-  __device__ __forceinline__ void add_weighted(Sums (&total)[kNumSegments], const Sums (&sums)[kNumSegments],
-                                               const float (&weight)[2], const bool (&chose)[2]) const {
+  // The shared expert's swiglu, by the last blocks.
+  __device__ __forceinline__ void shared_swiglu() const {
+    const int width = int(a.shared_width), gates = k.sizes.router_tiles, ups = gates + k.sizes.shared_tiles;
+#pragma unroll 1
+    for (int i = (dealt.num_blocks - 1 - dealt.block) * kDecodeThreads + threadIdx.x; i < num_rows * width;
+         i += dealt.num_blocks * kDecodeThreads) {
+      const int row = i / width, out = i % width;
+      const float gate = router_sum(k.scratch.sums, gates + out / kTileOut, out % kTileOut, row);
+      const float up = router_sum(k.scratch.sums, ups + out / kTileOut, out % kTileOut, row);
+      k.scratch.shared_hidden[row * width + out] = from_float<Bf16>(rounded_swiglu(gate, up));
+    }
+  }
+
+  // Four segments of every expert, weighted, then of the shared one; two warps have a tile.
+  __device__ __forceinline__ void down() {
+    const int top_k = int(a.top_k), pitch = row_pitch(int(a.width)), shared_pitch = row_pitch(int(a.shared_width));
+    const uint32_t shared_rows = rows + num_rows * top_k * pitch;
+    const int own = lane / 4, first_row = Sums::row(lane, 0);
+#pragma unroll 1
+    for (int n = 0, tile; (tile = dealt.tile_of_two(n)) < k.sizes.dim_tiles; ++n) {
+      Sums total[kHalfSegments];
+#pragma unroll 1
+      for (int i = 0; i < chosen.num_experts; ++i) {
+        const int pair = own < num_rows ? chosen.pair[i][own] : -1;
+        const RowPlace place(pair < 0 ? 0u : rows + (own * top_k + pair) * pitch + lane % 4 * 4);
+        RowWeights weight;
 #pragma unroll
-    for (int s = 0; s < kNumSegments; ++s)
+        for (int j = 0; j < 2; ++j) {
+          const int chosen_pair = first_row + j < num_rows ? chosen.pair[i][first_row + j] : -1;
+          weight.value[j] = chosen_pair < 0 ? 0.0f : chosen.weight[(first_row + j) * top_k + chosen_pair];
+          weight.is_used[j] = chosen_pair >= 0;
+        }
+        add_half<Weights::kInt4>(total, place, weight, k.sizes.width_units);
+      }
+      add_half<Weights::kFloats>(total, RowPlace(shared_rows, shared_pitch, num_rows, lane), {{1.0f, 1.0f}, {true, true}},
+                                 k.sizes.shared_units);
+      Sums mine;
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        if (chose[e % 2]) total[s].value[e] = __fmaf_rn(weight[e % 2], sums[s].value[e], total[s].value[e]);
+        mine.value[e] = __fadd_rn(__fadd_rn(total[0].value[e], total[1].value[e]), __fadd_rn(total[2].value[e], total[3].value[e]));
+      if (joins(mine)) add_to_x(tile, mine);
+    }
   }
 
-  __device__ __forceinline__ void add_expert(Sums (&total)[kNumSegments], int i, uint32_t hidden, int pitch) {
-    const int top_k = int(a.top_k), own = lane / 4, pair = own < num_rows ? chosen.pair[i][own] : -1;
-    Sums sums[kNumSegments];
-    const RowPlace place(pair < 0 ? 0u : hidden + (own * top_k + pair) * pitch + lane % 4 * 4);
-    add_tile<Weights::kInt4>(ring, sums, place, int(a.width) / kUnitInputs);
-    float weight[2];
-    bool chose[2];
+  // Of the two rows whose sums a lane has.
+  struct RowWeights {
+    float value[2];
+    bool is_used[2];
+  };
+
+  static __device__ __forceinline__ void add_weighted(Sums& total, const RowWeights& weight, const Sums& sums) {
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int row = Sums::row(lane, j), chosen_pair = row < num_rows ? chosen.pair[i][row] : -1;
-      chose[j] = chosen_pair >= 0;
-      weight[j] = chose[j] ? chosen.weight[row * top_k + chosen_pair] : 0.0f;
-    }
-    add_weighted(total, sums, weight, chose);
+    for (int e = 0; e < 4; ++e)
+      if (weight.is_used[e % 2]) total.value[e] = __fmaf_rn(weight.value[e % 2], sums.value[e], total.value[e]);
   }
 
-  __device__ __forceinline__ void down() {
-    const int width = int(a.width), shared_width = int(a.shared_width), pitch = row_pitch(width), num_pairs = num_rows * int(a.top_k);
-    copy_rows(phase_memory, pitch, k.scratch.hidden, width, num_pairs, width);
-    copy_rows(phase_memory + num_pairs * pitch, row_pitch(shared_width), k.scratch.shared_hidden, shared_width, num_rows, shared_width);
-    __syncthreads();
-    const RowPlace shared(rows + num_pairs * pitch, row_pitch(shared_width), num_rows, lane);
-    const float one[2] = {1.0f, 1.0f};
-    const bool both[2] = {true, true};
-#pragma unroll 1
-    for (int n = 0, tile; (tile = dealt.place(n)) < int(a.dim) / kTileOut; ++n) {
-      Sums total[kNumSegments], sums[kNumSegments];
-#pragma unroll 1
-      for (int i = 0; i < chosen.num_experts; ++i) add_expert(total, i, rows, pitch);
-      add_tile<Weights::kFloats>(ring, sums, shared, shared_width / kUnitInputs);
-      add_weighted(total, sums, one, both);
-      add_to_x(tile, add_on_tree(total));
+  template <Weights kind>
+  static __device__ __forceinline__ void add_unit(Sums& sums, uint32_t weights, const uint4& x, int lane) {
+    if constexpr (kind == Weights::kFloats) add_floats(sums, weights, x, lane);
+    else add_int4(sums, weights, x, lane);
+  }
+
+  // total += weight * the segments' sums. num_units is a multiple of 8, so that all segments are as long; those of one unit are
+  // computed side by side.
+  template <Weights kind>
+  __device__ __forceinline__ void add_half(Sums (&total)[kHalfSegments], const RowPlace& x, const RowWeights& weight, int num_units) {
+    constexpr int kUnits = units_of_slot(kind), kBytes = kind == Weights::kFloats ? kBf16UnitBytes : kInt4BlockBytes;
+    constexpr int kSide = kUnits < kHalfSegments ? kUnits : kHalfSegments;
+    const int length = num_units / kNumSegments, begin = dealt.half() * kHalfSegments * length;
+    if (length == 1) {
+#pragma unroll
+      for (int first = 0; first < kHalfSegments; first += kSide) {
+        const uint32_t slot = ring.take();
+        Sums sums[kSide];
+#pragma unroll
+        for (int i = 0; i < kSide; ++i) add_unit<kind>(sums[i], slot + i * kBytes, x.unit(begin + first + i), lane);
+#pragma unroll
+        for (int i = 0; i < kSide; ++i) add_weighted(total[first + i], weight, sums[i]);
+        ring.give_back();
+      }
+      return;
     }
-    meet();
+    uint32_t slot = 0;
+    int in_slot = kUnits;
+#pragma unroll 1
+    for (int s = 0; s < kHalfSegments; ++s) {
+      Sums sums;
+#pragma unroll 1
+      for (int u = 0; u < length; ++u) {
+        if (in_slot == kUnits) slot = ring.take(), in_slot = 0;
+        add_unit<kind>(sums, slot + in_slot * kBytes, x.unit(begin + s * length + u), lane);
+        const bool is_last = s == kHalfSegments - 1 && u + 1 == length;
+        if (++in_slot == kUnits || is_last) ring.give_back();
+      }
+#pragma unroll
+      for (int t = 0; t < kHalfSegments; ++t)
+        if (t == s) add_weighted(total[t], weight, sums);
+    }
   }
 };
 

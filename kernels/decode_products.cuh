@@ -59,56 +59,22 @@ __device__ __forceinline__ void add_int4(Sums& sums, uint32_t block, const uint4
   mma_bf16(sums.value, weights.get(1), x.z, x.w);
 }
 
-using WeightRing = Ring<Jobs>;
+// Sums of neighbouring segments that come one after the other, added in pairs: four give a node of the tree.
+struct SumOfFour {
+  Sums pair, before;
 
-// Units begin … begin + num_units - 1 of a tile of BF16 weights, one segment or a part of it.
-__device__ __forceinline__ void add_segment(WeightRing& ring, Sums& sums, const RowPlace& x, int begin, int num_units) {
-  constexpr int kUnits = units_of_slot(Weights::kFloats);
-#pragma unroll 1
-  for (int u = 0; u < num_units; u += kUnits) {
-    const uint32_t slot = ring.take();
+  // Segment s of 4 … The last one returns the sum in `mine`.
+  __device__ __forceinline__ void take(int s, Sums& mine) {
 #pragma unroll
-    for (int i = 0; i < kUnits; ++i)
-      if (u + i < num_units) add_floats(sums, slot + i * kBf16UnitBytes, x.unit(begin + u + i), ring.lane);
-    ring.give_back();
-  }
-}
-
-// The same of a tile of gates and the tile of its ups.
-__device__ __forceinline__ void add_pair_segment(WeightRing& ring, Sums (&sums)[2], const RowPlace& x, int begin, int num_units) {
-  constexpr int kUnits = units_of_slot(Weights::kPair);
-#pragma unroll 1
-  for (int u = 0; u < num_units; u += kUnits) {
-    const uint32_t slot = ring.take();
-#pragma unroll
-    for (int i = 0; i < kUnits; ++i)
-      if (u + i < num_units) {
-        const uint4 row = x.unit(begin + u + i);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) add_int4(sums[half], slot + (2 * i + half) * kInt4BlockBytes, row, ring.lane);
-      }
-    ring.give_back();
-  }
-}
-
-// A whole tile: the sums of its segments, those that are empty +0.
-template <Weights kind>
-__device__ __forceinline__ void add_tile(WeightRing& ring, Sums (&sums)[kNumSegments], const RowPlace& x, int num_units) {
-  constexpr int kUnits = units_of_slot(kind), kBytes = kind == Weights::kFloats ? kBf16UnitBytes : kInt4BlockBytes;
-  uint32_t slot = 0;
-#pragma unroll
-  for (int s = 0; s < kNumSegments; ++s) {
-    sums[s] = Sums();
-    const DecodeSpan span = segment_units(num_units, s);
-#pragma unroll 1
-    for (int u = span.begin; u < span.end; ++u) {
-      if (u % kUnits == 0) slot = ring.take();
-      const uint32_t weights = slot + u % kUnits * kBytes;
-      if constexpr (kind == Weights::kFloats) add_floats(sums[s], weights, x.unit(u), ring.lane);
-      else add_int4(sums[s], weights, x.unit(u), ring.lane);
-      if (u % kUnits == kUnits - 1 || u + 1 == num_units) ring.give_back();
+    for (int e = 0; e < 4; ++e) {
+      const float two = __fadd_rn(before.value[e], mine.value[e]);
+      if (s % 2 == 0) before.value[e] = mine.value[e];
+      else if (s == 1) pair.value[e] = two;
+      else mine.value[e] = __fadd_rn(pair.value[e], two);
     }
   }
-}
+};
+
+using WeightRing = Ring<Jobs>;
 
 }  // namespace kdtree

@@ -58,52 +58,36 @@ __device__ __forceinline__ int64_t bytes_of_units(Weights kind, int num_units) {
   return int64_t(num_units) * (kind == Weights::kFloats ? kBf16UnitBytes : kColumnUnitBytes);
 }
 
-// What a warp asks for next. Jobs: finds the job after the one that was found last, `Job next()`; num_units 0 while it is not known
-// yet, or when there is none left. Not inlined: every place that has read a slot asks.
-template <class Jobs>
-struct Asker {
-  Jobs jobs;
-  Job job{nullptr, 0, 0, Weights::kFloats};
-
-  __device__ __forceinline__ explicit Asker(const Jobs& jobs) : jobs(jobs) {}
-
-  // Fills a slot, if it is known with what.
-  __device__ __noinline__ bool ask(uint32_t slot, uint32_t full) {
-    if (job.num_units == 0) job = jobs.next();
-    if (job.num_units == 0) return false;
-    const int units = min(job.num_units, units_of_slot(job.kind));
-    copy_units(slot, job, units, threadIdx.x % kWarp);
-    barrier_arrive_after_copies(full);
-    job.from += bytes_of_units(job.kind, units);
-    job.num_units -= units;
-    return true;
-  }
-};
-
-// A warp's ring.
+// A warp's ring. Jobs: finds the job after the one that was found last, `Job next()`; num_units 0 while it is not known yet, or when
+// there is none left.
 template <class Jobs>
 struct Ring {
-  Asker<Jobs>& asker;
+  Jobs jobs;
   const uint32_t slots, full;  // shared addresses of this warp's slots and barriers
-  const int lane;
   int num_asked = 0, num_taken = 0;  // slots, since the kernel began
+  Job job{nullptr, 0, 0, Weights::kFloats};  // what is asked for next
 
-  __device__ __forceinline__ Ring(Asker<Jobs>& asker, uint32_t slots, uint32_t full)
-      : asker(asker), slots(slots), full(full), lane(threadIdx.x % kWarp) {}
+  __device__ __forceinline__ Ring(const Jobs& jobs, uint32_t slots, uint32_t full) : jobs(jobs), slots(slots), full(full) {}
 
   static __device__ __forceinline__ void init_barriers(uint32_t full) {
     for (int s = 0; s < kRingSlots; ++s) barrier_init(full + s * 8, kWarp);
   }
 
   __device__ __forceinline__ bool ask() {
-    const int slot = num_asked % kRingSlots;
-    const bool asked = asker.ask(slots + slot * kSlotBytes, full + slot * 8);
-    num_asked += asked;
-    return asked;
+    if (job.num_units == 0) job = jobs.next();
+    if (job.num_units == 0) return false;
+    const int slot = num_asked % kRingSlots, units = min(job.num_units, units_of_slot(job.kind));
+    copy_units(slots + slot * kSlotBytes, job, units, threadIdx.x % kWarp);
+    barrier_arrive_after_copies(full + slot * 8);
+    job.from += bytes_of_units(job.kind, units);
+    job.num_units -= units;
+    ++num_asked;
+    return true;
   }
 
   // As much as there is room for.
   __device__ __forceinline__ void fill() {
+#pragma unroll 1
     while (num_asked - num_taken < kRingSlots && ask()) {}
   }
 

@@ -15,17 +15,19 @@ struct DecodeScratch {
   float* sums;
 };
 
+// Units of 32 inputs of each reduction, tiles of 16 outputs of each product.
+struct DecodeSizes {
+  int dim_units, query_units, nope_units, latent_units, value_units, width_units, shared_units;
+  int joint_tiles, query_tiles, absorb_tiles, value_tiles, dim_tiles, router_tiles;
+  int gate_tiles, shared_tiles;  // of gates, and of ups
+};
+
 struct DecodeArgs {
   DecodeLayersArgs a;
+  DecodeSizes sizes;
   DecodeScratch scratch;
   AttnLaunch attention;  // of which the cache is a layer's
   DecodeLayer layers[kMaxDecodeLayers];
-
-  __device__ __forceinline__ int num_joint() const { return int(a.query_dim + a.latent_dim + a.rope_dim); }
-  __device__ __forceinline__ int num_query() const { return int(a.num_heads * (a.nope_dim + a.rope_dim)); }
-  __device__ __forceinline__ int num_value() const { return int(a.num_heads * a.value_dim); }
-  __device__ __forceinline__ int router_tiles() const { return int(a.num_experts) / kTileOut; }
-  __device__ __forceinline__ int shared_tiles() const { return int(a.shared_width) / kTileOut; }  // of gates, and of ups
 };
 
 // The experts that the rows of a layer chose, and what each row has of them.
