@@ -14,9 +14,10 @@ namespace kdtree {
 
 // All threads: an item with keys. Returns the tiles it had.
 template <int kStages>
-__device__ __forceinline__ int attend_item(FewBlock<kStages>& block, const FewItem& item) {
+__device__ __forceinline__ int attend_item(const AttnLaunch& launch, FewShared<kStages>& shared, const FewItem& item,
+                                           int log2_slices, int place) {
   const int num_tiles = num_tiles_of(item);
-  block.num_groups = item.num_queries > kFewGroup ? 2 : 1;
+  FewBlock<kStages> block(launch, shared, item, log2_slices, place);
 #pragma unroll
   for (int i = 0; i < kStages; ++i)
     if (i < num_tiles) block.ask(item, i);
@@ -27,6 +28,7 @@ __device__ __forceinline__ int attend_item(FewBlock<kStages>& block, const FewIt
   int leaf_end = 0;  // the tile behind the leaf
 #pragma unroll 1
   for (int i = 0; i < num_tiles; ++i) {
+    block.forget_lane();
     if (i % step == 0 && scores && i + ahead < num_tiles) block.score(i + ahead);
     const bool starts_leaf = i == leaf_end;
     if (starts_leaf) leaf_end = min(i + leaf_tiles(item, i), num_tiles);
@@ -63,14 +65,12 @@ __device__ __forceinline__ void attend_few(const AttnLaunch& launch, const FewPl
     barrier_init(shared_address(&shared.full[thread / kWgmmaBoxes][box]), box + 1 < kWgmmaBoxes ? kWarp : kFewThreads);
   }
   fence_barrier_init();
-  FewBlock<kStages> worker{launch, shared};
-  worker.log2_slices = plan.log2_slices;
-  worker.place = 0;
+  int place = 0;  // tiles so far
 #pragma unroll 1
   for (int index = block; index < plan.num_items; index += num_blocks) {
     __syncthreads();  // nobody is at the item before any more
     const FewItem item = find_few(launch, plan, index, shared.tree, shared.path);
-    if (item.end > item.begin) worker.place += attend_item(worker, item);
+    if (item.end > item.begin) place += attend_item(launch, shared, item, plan.log2_slices, place);
   }
   __syncthreads();
   if (thread < kStages * kWgmmaBoxes) barrier_invalidate(shared_address(&shared.full[0][0] + thread));

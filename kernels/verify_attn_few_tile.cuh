@@ -32,20 +32,28 @@ template <int kStages>
 struct FewBlock {
   const AttnLaunch& launch;
   FewShared<kStages>& shared;
-  const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / kWarp, 0), lane = int(threadIdx.x) % kWarp;
-  const int pair = lane % 4;           // this lane's queries of a group are 2 * pair and the next
-  const int keys16 = warp % 4;         // which 16 keys of a tile the warp scores
-  int num_groups, log2_slices, place;  // place: tiles before this item
+  const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / kWarp, 0);
+  int lane = int(threadIdx.x) % kWarp;
+  const int num_groups, log2_slices, place;  // place: tiles before this item
   uint32_t query[kFewSteps][2];
   RowMaximum rows[2][2];               // of each group; the sums are right in one warp for each group
   float s[4], alpha[2][2];
   float acc[kFewBlocks][2][4];
+
+  __device__ __forceinline__ FewBlock(const AttnLaunch& launch, FewShared<kStages>& shared, const FewItem& item,
+                                      int log2_slices, int place)
+      : launch(launch), shared(shared), num_groups(item.num_queries > kFewGroup ? 2 : 1), log2_slices(log2_slices),
+        place(place) {}
 
   struct Tile {
     int num_keys, stage;
     bool starts_leaf, ends_leaf, is_scored_here;
   };
 
+  // What follows from the lane is found again for each tile: kept in registers, it would leave too few.
+  __device__ __forceinline__ void forget_lane() { asm volatile("" : "+r"(lane)); }
+  __device__ __forceinline__ int pair() const { return lane % 4; }    // the lane's queries of a group: 2 * pair and the next
+  __device__ __forceinline__ int keys16() const { return warp % 4; }  // which 16 keys of a tile the warp scores
   __device__ __forceinline__ bool has_two_tiles() const { return kStages > 1 && num_groups == 1; }
   __device__ __forceinline__ int group() const { return num_groups > 1 ? warp / 4 : 0; }
   __device__ __forceinline__ int stage_of(int i) const { return (place + i) % kStages; }
@@ -103,8 +111,8 @@ struct FewBlock {
   __device__ __forceinline__ void load_queries(const FewItem& item) {
     const int q = group() * kFewGroup + lane / 4;
     const int64_t at = launch.query_begin + item.first_query + q;
-    const uint4* latent = static_cast<const uint4*>(launch.a.q_latent) + at * (kWgmmaLatent / 8) + pair;
-    const uint4* rope = static_cast<const uint4*>(launch.a.q_rope) + at * (kWgmmaRope / 8) + pair;
+    const uint4* latent = static_cast<const uint4*>(launch.a.q_latent) + at * (kWgmmaLatent / 8) + pair();
+    const uint4* rope = static_cast<const uint4*>(launch.a.q_rope) + at * (kWgmmaRope / 8) + pair();
 #pragma unroll
     for (int j = 0; j < kFewSteps / 2; ++j) {
       uint4 v = make_uint4(0, 0, 0, 0);
@@ -135,7 +143,7 @@ struct FewBlock {
   // s = the warp's 16 keys of tile i by 8 queries: this lane has keys lane / 4 and 8 more, by its two queries.
   __device__ __forceinline__ void score(int i) {
     const int stage = stage_of(i);
-    const uint32_t phase = uint32_t(place + i) / kStages & 1, from = stage_at(stage) + (keys16 * 16 + lane % 16) * 128;
+    const uint32_t phase = uint32_t(place + i) / kStages & 1, from = stage_at(stage) + (keys16() * 16 + lane % 16) * 128;
     uint32_t chunk[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k) chunk[k] = from + (((2 * k + lane / 16) ^ (lane & 7)) * 16);
@@ -155,7 +163,7 @@ struct FewBlock {
   // All warps: the tile's largest score of each query moves its maximum.
   __device__ __forceinline__ void move_maxima(const Tile& tile) {
     if (tile.is_scored_here) {
-      const int key = keys16 * 16 + lane / 4;
+      const int key = keys16() * 16 + lane / 4;
       if (key >= tile.num_keys) s[0] = s[1] = -INFINITY;
       if (key + 8 >= tile.num_keys) s[2] = s[3] = -INFINITY;
       float2 largest = make_float2(fmaxf(s[0], s[2]), fmaxf(s[1], s[3]));
@@ -164,16 +172,16 @@ struct FewBlock {
         largest.x = fmaxf(largest.x, __shfl_xor_sync(0xffffffffu, largest.x, offset));
         largest.y = fmaxf(largest.y, __shfl_xor_sync(0xffffffffu, largest.y, offset));
       }
-      if (lane < 4) *reinterpret_cast<float2*>(&shared.maxima[keys16][group() * kFewGroup + 2 * pair]) = largest;
+      if (lane < 4) *reinterpret_cast<float2*>(&shared.maxima[keys16()][group() * kFewGroup + 2 * pair()]) = largest;
     }
     __syncthreads();  // scores are complete: the rope columns, and P of the tile before, are not needed any more
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
       if (g >= num_groups) continue;
-      float2 largest = *reinterpret_cast<const float2*>(&shared.maxima[0][g * kFewGroup + 2 * pair]);
+      float2 largest = *reinterpret_cast<const float2*>(&shared.maxima[0][g * kFewGroup + 2 * pair()]);
 #pragma unroll
       for (int m = 1; m < 4; ++m) {
-        const float2 other = *reinterpret_cast<const float2*>(&shared.maxima[m][g * kFewGroup + 2 * pair]);
+        const float2 other = *reinterpret_cast<const float2*>(&shared.maxima[m][g * kFewGroup + 2 * pair()]);
         largest = make_float2(fmaxf(largest.x, other.x), fmaxf(largest.y, other.y));
       }
       alpha[g][0] = rows[g][0].move(__fmul_rn(largest.x, launch.scale_log2), tile.starts_leaf);
@@ -183,7 +191,7 @@ struct FewBlock {
 
   // Where P of keys 8 * b … of two keys each lies. With two groups, their first warps keep what they have of it.
   __device__ __forceinline__ float2* two_at(int b) const {
-    return reinterpret_cast<float2*>(&shared.twos[num_groups > 1 ? group() * 6 + b - 2 : b][lane / 8][2 * pair]);
+    return reinterpret_cast<float2*>(&shared.twos[num_groups > 1 ? group() * 6 + b - 2 : b][lane / 8][2 * pair()]);
   }
 
   // The warps that scored the tile: scores become P, and the sums of two keys.
@@ -193,17 +201,17 @@ struct FewBlock {
                               second ? rows[1][1].maximum : rows[0][1].maximum};
 #pragma unroll
     for (int j = 0; j < 4; ++j) s[j] = exp2_approx(__fmaf_rn(s[j], launch.scale_log2, -maximum[j % 2]));
-    const uint32_t to = shared_address(shared.probs[group()]) + (keys16 * 16 + lane / 4) * (kFewGroup * 2) + pair * 4;
+    const uint32_t to = shared_address(shared.probs[group()]) + (keys16() * 16 + lane / 4) * (kFewGroup * 2) + pair() * 4;
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(pack_bf16(s[0], s[1])) : "memory");
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(to + 8 * kFewGroup * 2), "r"(pack_bf16(s[2], s[3])) : "memory");
 #pragma unroll
     for (float& x : s) x = __fadd_rn(x, __shfl_xor_sync(0xffffffffu, x, 4));  // keys 2 * (lane / 8) and the next
-    if ((lane & 4) || (num_groups > 1 && keys16 == 0)) return;
-    *two_at(2 * keys16) = make_float2(s[0], s[1]);
-    *two_at(2 * keys16 + 1) = make_float2(s[2], s[3]);
+    if ((lane & 4) || (num_groups > 1 && keys16() == 0)) return;
+    *two_at(2 * keys16()) = make_float2(s[0], s[1]);
+    *two_at(2 * keys16() + 1) = make_float2(s[2], s[3]);
   }
 
-  __device__ __forceinline__ bool adds_sums() const { return keys16 == 0 && warp / 4 < num_groups; }
+  __device__ __forceinline__ bool adds_sums() const { return keys16() == 0 && warp / 4 < num_groups; }
 
   // One warp for each group: the order is that of a row's four threads in the warpgroup kernel, a lane / 8 each.
   __device__ __forceinline__ void add_sums() {
@@ -243,28 +251,30 @@ struct FewBlock {
           acc[b][g][j] = tile.starts_leaf ? 0.0f : g < num_groups ? __fmul_rn(acc[b][g][j], alpha[g][j % 2]) : 0.0f;
     const int column = first_column(slice), row = lane / 16 * 8 + lane % 8;
     const uint32_t from = stage_at(tile.stage) + row * 128;
-    uint32_t probs[2][2][4], chunk[kFewBlocks];
-#pragma unroll
-    for (int g = 0; g < 2; ++g)
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-        if (g < num_groups)
-          load_matrix4_transposed(probs[g][h], shared_address(shared.probs[g]) + (32 * h + lane) * (kFewGroup * 2));
+    uint32_t chunk[kFewBlocks];
 #pragma unroll
     for (int b = 0; b < kFewBlocks; ++b) {
       const int c = column + b * 16;
       chunk[b] = from + c / kTileColumns * kTileBytes + (((c % kTileColumns / 8 + lane / 8 % 2) ^ (lane & 7)) * 16);
     }
 #pragma unroll
-    for (int k = 0; k < 4; ++k)
+    for (int half = 0; half < 2; ++half) {
+      uint32_t probs[2][4];  // of 32 keys
 #pragma unroll
-      for (int b = 0; b < kFewBlocks; ++b) {
-        if (b >= num_blocks()) continue;
-        uint32_t values[4];
-        load_matrix4_transposed(values, chunk[b] + k * 16 * 128);
-        mma_bf16(acc[b][0], values, probs[0][k / 2][k % 2 * 2], probs[0][k / 2][k % 2 * 2 + 1]);
-        if (num_groups > 1) mma_bf16(acc[b][1], values, probs[1][k / 2][k % 2 * 2], probs[1][k / 2][k % 2 * 2 + 1]);
-      }
+      for (int g = 0; g < 2; ++g)
+        if (g < num_groups)
+          load_matrix4_transposed(probs[g], shared_address(shared.probs[g]) + (32 * half + lane) * (kFewGroup * 2));
+#pragma unroll
+      for (int k = 0; k < 2; ++k)
+#pragma unroll
+        for (int b = 0; b < kFewBlocks; ++b) {
+          if (b >= num_blocks()) continue;
+          uint32_t values[4];
+          load_matrix4_transposed(values, chunk[b] + (2 * half + k) * 16 * 128);
+          mma_bf16(acc[b][0], values, probs[0][2 * k], probs[0][2 * k + 1]);
+          if (num_groups > 1) mma_bf16(acc[b][1], values, probs[1][2 * k], probs[1][2 * k + 1]);
+        }
+    }
   }
 
   // --- results ---
@@ -277,7 +287,7 @@ struct FewBlock {
     for (int g = 0; g < 2; ++g)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int q = g * kFewGroup + 2 * pair + h;
+        const int q = g * kFewGroup + 2 * pair() + h;
         if (g >= num_groups || q >= item.num_queries) continue;
 #pragma unroll
         for (int b = 0; b < kFewBlocks; ++b)
@@ -296,7 +306,7 @@ struct FewBlock {
       float sum = second ? rows[1][h].sum : rows[0][h].sum;
       sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 8));
       sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 16));
-      const int q = group() * kFewGroup + 2 * pair + h;
+      const int q = group() * kFewGroup + 2 * pair() + h;
       if (lane < 4 && q < item.num_queries)
         launch.stats[int64_t(item.first_query + q) * launch.max_leaves + leaf] =
             make_float2(second ? rows[1][h].maximum : rows[0][h].maximum, sum);
