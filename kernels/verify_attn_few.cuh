@@ -84,10 +84,13 @@ __global__ void __launch_bounds__(kFewThreads, 1)
 #if __CUDA_ARCH__ == 900
   extern __shared__ __align__(1024) unsigned char memory[];
   const int lane = int(threadIdx.x) % kWarp, blocks = int(gridDim.x);
-  if (threadIdx.x < kWarp) prefetch_keys(launch, look_at_stream(launch).prefix, lane);
+  const OneStream early = look_at_stream(launch);
+  if (threadIdx.x < kWarp) prefetch_keys(launch, early.prefix, lane);
+  FewPlan plan = plan_few(launch, costs, early, blocks, lane);  // of what lies there by now, which may be old
   wait_for_previous_kernel();
   allow_next_kernel();
-  const FewPlan plan = plan_few(launch, costs, look_at_stream(launch), blocks, lane);
+  const OneStream now = look_at_stream(launch);
+  if (now.num_rows != early.num_rows || now.prefix != early.prefix) plan = plan_few(launch, costs, now, blocks, lane);
   attend_few<kFewStages>(launch, plan, memory, int(blockIdx.x), blocks);
 #endif
 }
