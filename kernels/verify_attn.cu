@@ -1,6 +1,7 @@
 // verify_attn: attention of tree nodes over the latent cache, split over the keys. First every leaf of every query
 // (attn_leaves.h) becomes a partial result (maximum, sum, weighted latents) in the workspace; then `fold` adds the
 // leaves of a query in a fixed order of their index. Both read prefix lengths and row counts on the device.
+#include "verify_attn_few.cuh"
 #include "verify_attn_fold.cuh"
 #include "verify_attn_launch.cuh"
 #include "verify_attn_mma.cuh"
@@ -58,6 +59,12 @@ int launch_wgmma(const AttnLaunch& launch_args, const LaunchShape& shape, void* 
   return launch(attn_wgmma_kernel, shape, stream, launch_args, KDTREE_ATTN_TUNING.wgmma, maps);
 }
 
+// Whether Hopper's kernel for few queries of one stream is the one.
+bool takes_few(const VerifyAttnArgs& a, const Device& device) {
+  return device.is_hopper && a.dtype == kBF16 && a.latent_dim == kWgmmaLatent && a.rope_dim == kWgmmaRope &&
+         a.num_streams == 1 && a.num_tree_slots <= kFewTreeSlots && a.num_rows * a.num_heads <= KDTREE_ATTN_TUNING.most_few;
+}
+
 int launch_leaves(const AttnLaunch& launch_args, const Device& device, void* stream) {
   const VerifyAttnArgs& a = launch_args.a;
   const auto shape = [&](int threads, int shared_bytes) {
@@ -74,6 +81,9 @@ int launch_leaves(const AttnLaunch& launch_args, const Device& device, void* str
     using S = decltype(mma);
     return launch(attn_mma_kernel<S>, shape(kMmaThreads, S::kSharedBytes), stream, launch_args, KDTREE_ATTN_TUNING.mma);
   };
+  if (takes_few(a, device))
+    return launch(attn_few_kernel, shape(kFewThreads, int(sizeof(FewShared<kFewStages>))), stream, launch_args,
+                  KDTREE_ATTN_TUNING.few);
   if (is_kimi && device.is_hopper) return launch_wgmma(launch_args, shape(kWgmmaThreads, kWgmmaSharedBytes), stream);
   if (is_kimi) return launch_mma(KimiShape());
   if (is_nano) return launch_mma(NanoShape());

@@ -34,16 +34,25 @@ struct AttnCosts {
   int min_log2_rows, max_log2_rows;            // query tiles that the kernel has
 };
 
+// The same of the kernel for few queries. A tile of 64 keys takes longer the fewer slices there are.
+struct FewCosts {
+  float per_tile[3], per_item;  // of 1, 2 and 4 slices
+  float per_load;               // of a tile, through the whole L2 cache
+};
+
 // What touches the time of the kernels with tensor cores, never the bits.
 struct AttnTuning {
   AttnCosts mma, wgmma;
+  FewCosts few;
   int max_blocks;
-  bool uses_wgmma;  // on Hopper
+  bool uses_wgmma;      // on Hopper
+  int most_few;         // queries that Hopper's kernel for few of them takes, of one stream
 };
 // On Hopper an item's start is hidden behind the item before it: it costs nothing, and short runs keep the blocks even.
 constexpr AttnTuning kAttnTuning{{{0.038f, 0.054f, 0.062f}, {0.4f, 0.8f, 1.5f}, {3.0f, 4.5f, 5.5f}, 4, 6},
                                  {{0, 0, 0.028f}, {0, 0, 2.5f}, {0, 0, 0.0f}, 6, 6},
-                                 1 << 30, true};
+                                 {{0.9f, 0.75f, 0.65f}, 0.8f, 0.015f},
+                                 1 << 30, true, 32};
 
 struct AttnItem {
   const char* keys;       // the stream's cache
