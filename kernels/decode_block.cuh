@@ -8,15 +8,21 @@
 #include "decode_rows.cuh"
 #include "latent_row.cuh"
 #include "swiglu.cuh"
-#include "verify_attn_fold.cuh"
+#include "verify_attn_few.cuh"
+#include "verify_attn_fold_head.cuh"
 
 namespace kdtree {
+
+constexpr int kFoldAt = 16384;  // in the phase's memory, behind the rows
+static_assert(kFoldAt >= kMaxDecodeRows * row_pitch(kFoldHeadLatent) && kFoldAt + kFoldHeadBytes <= kSumsAt);
+static_assert(sizeof(FewShared<1>) <= kPhaseBytes);
 
 struct DecodeBlock {
   const DecodeArgs& k;
   const DecodeLayersArgs& a;
   unsigned char* const memory;        // of the phase, kPhaseBytes
   Chosen& chosen;
+  FewPlan& plan;                      // of attention, the same for all layers
   const Dealt dealt;
   const int warp, lane, num_rows;
   const uint32_t rows;                // shared address of `memory`
@@ -26,6 +32,7 @@ struct DecodeBlock {
 
   __device__ __forceinline__ DecodeBlock(const DecodeArgs& k, unsigned char* shared)
       : k(k), a(k.a), memory(shared + kPhaseAt), chosen(*reinterpret_cast<Chosen*>(shared + kChosenAt)),
+        plan(*reinterpret_cast<FewPlan*>(shared + kPlanAt)),
         dealt{int(blockIdx.x), int(gridDim.x), int(threadIdx.x) / kWarp}, warp(threadIdx.x / kWarp), lane(threadIdx.x % kWarp),
         num_rows(rows_in_use(k.a.num_rows_device, k.a.num_rows)), rows(shared_address(shared + kPhaseAt)),
         ring(Jobs(k, chosen, dealt), shared_address(shared) + warp * kRingSlots * kSlotBytes,
@@ -37,16 +44,21 @@ struct DecodeBlock {
 
   __device__ __forceinline__ void run() {
     ring.fill();
+    if (warp == 0) {
+      const FewPlan found = plan_few(k.attention, k.costs, look_at_stream(k.attention), dealt.num_blocks, lane);
+      if (lane == 0) plan = found;
+    }
 #pragma unroll 1
     for (layer = 0; layer < a.num_layers; ++layer)
 #pragma unroll 1
       for (int phase = a.first_phase; phase < a.end_phase; ++phase) {
-        if (phase == kJoint || phase == kQueries || phase == kRouter) norm(phase);
+        if (phase == kJoint || phase == kQueryPhase || phase == kRouter) norm(phase);
         else if (phase == kAbsorb || phase == kOutput || phase == kDown) copy(phase);
         else if (phase == kUp) choose();
         __syncthreads();
-        if (phase == kJoint || phase == kQueries || phase == kValues || phase == kRouter) segments(phase);
+        if (phase == kJoint || phase == kQueryPhase || phase == kValues || phase == kRouter) segments(phase);
         else if (phase == kAbsorb || phase == kOutput) halves(phase);
+        else if (phase == kLeaves) attend_few<1>(k.attention, plan, weights().cache, memory, dealt.block, dealt.num_blocks);
         else if (phase == kUp) up();
         else if (phase == kDown) down();
         meeting.come();
@@ -57,7 +69,7 @@ struct DecodeBlock {
   // --- rows --------------------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void norm(int phase) const {
-    const bool of_queries = phase == kQueries;
+    const bool of_queries = phase == kQueryPhase;
     const DecodeLayer& w = weights();
     const int dim = int(of_queries ? a.query_dim : a.dim);
     const Bf16* from = of_queries ? k.scratch.q_kv : x(0);
@@ -124,10 +136,10 @@ struct DecodeBlock {
   __device__ __forceinline__ void segments(int phase) {
     const bool is_router = phase == kRouter, folds = phase == kValues;
     const DecodeSizes& z = k.sizes;
-    const int num_units = phase == kQueries ? z.query_units : folds ? z.latent_units : z.dim_units;
-    const int num_tiles = phase == kJoint ? z.joint_tiles : phase == kQueries ? z.query_tiles : folds ? z.value_tiles
+    const int num_units = phase == kQueryPhase ? z.query_units : folds ? z.latent_units : z.dim_units;
+    const int num_tiles = phase == kJoint ? z.joint_tiles : phase == kQueryPhase ? z.query_tiles : folds ? z.value_tiles
                                                                               : z.router_tiles + 2 * z.shared_tiles;
-    Bf16* const to = phase == kJoint ? k.scratch.q_kv : phase == kQueries ? k.scratch.q : k.scratch.value;
+    Bf16* const to = phase == kJoint ? k.scratch.q_kv : phase == kQueryPhase ? k.scratch.q : k.scratch.value;
     const RowPlace place(rows, row_pitch(num_units * kUnitInputs), num_rows, lane);
 #pragma unroll 1
     for (int n = 0;; ++n) {
@@ -153,7 +165,7 @@ struct DecodeBlock {
       __syncthreads();
       if (warp == 0) store(to, num_tiles * kTileOut, tile, sum_of_segments(shared_sums()[n % 2]));
     }
-    if (phase == kQueries) append_latents();
+    if (phase == kQueryPhase) append_latents();
   }
 
   // Every block has read the joint rows; the last blocks, whose tiles are fewer, have a row each to put into the cache.
@@ -249,36 +261,9 @@ struct DecodeBlock {
   // Of all rows the queries of a head: the leaves' sums added up and rounded, into shared memory. All threads.
   __device__ __forceinline__ void fold_rows(int head) const {
 #pragma unroll 1
-    for (int row = 0; row < num_rows; ++row) fold_query(row, head, reinterpret_cast<Bf16*>(memory + row * row_pitch(int(a.latent_dim))));
-    __syncthreads();
-  }
-
-  __device__ __forceinline__ void fold_query(int row, int head, Bf16* to) const {
-    const AttnLaunch& launch = k.attention;
-    const int query = row * int(a.num_heads) + head, latent = int(a.latent_dim), num_leaves = __ldcg(launch.num_leaves + row);
-    const int64_t leaf_stride = launch.num_queries * launch.pitch;
-    const float2* stats = launch.stats + query * launch.max_leaves;
-    const QueryTotal total = total_of(stats, num_leaves, lane);
-#pragma unroll 1
-    for (int column = threadIdx.x * 2; column < latent; column += kDecodeThreads * 2) {
-      const float* from = launch.partials + query * launch.pitch + column;
-      float2 acc[kFoldSums];
-#pragma unroll
-      for (auto& sum : acc) sum = make_float2(0.0f, 0.0f);
-#pragma unroll 1
-      for (int begin = 0; begin < num_leaves; begin += kFoldSums)
-#pragma unroll
-        for (int j = 0; j < kFoldSums; ++j)
-          if (begin + j < num_leaves) {
-            const float2 v = __ldcg(reinterpret_cast<const float2*>(from + (begin + j) * leaf_stride));
-            const float weight = exp2f(__fsub_rn(__ldcg(stats + begin + j).x, total.largest));
-            acc[j].x = __fmaf_rn(weight, v.x, acc[j].x), acc[j].y = __fmaf_rn(weight, v.y, acc[j].y);
-          }
-#pragma unroll
-      for (int j = 1; j < kFoldSums; ++j) acc[0].x = __fadd_rn(acc[0].x, acc[j].x), acc[0].y = __fadd_rn(acc[0].y, acc[j].y);
-      const float scale = num_leaves > 0 ? total.inverse_sum : NAN;
-      to[column] = from_float<Bf16>(__fmul_rn(acc[0].x, scale)), to[column + 1] = from_float<Bf16>(__fmul_rn(acc[0].y, scale));
-    }
+    for (int row = 0; row < num_rows; ++row)
+      fold_head<Bf16>(k.attention, row * int(a.num_heads) + head, reinterpret_cast<float*>(memory + kFoldAt),
+                reinterpret_cast<Bf16*>(memory + row * row_pitch(int(a.latent_dim))));
   }
 
   // --- experts -----------------------------------------------------------------------------------------------------

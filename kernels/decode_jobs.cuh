@@ -107,11 +107,11 @@ class Jobs {
     const DecodeSizes& s = k_.sizes;
     const bool halves = phase_ == kAbsorb || phase_ == kOutput;
     const int tile = halves ? at_.tile_of_two(n_) : at_.block + n_ * at_.num_blocks;
-    const void* packed = phase_ == kJoint ? w.q_kv_a : phase_ == kQueries ? w.q_b : phase_ == kAbsorb ? w.w_kc :
+    const void* packed = phase_ == kJoint ? w.q_kv_a : phase_ == kQueryPhase ? w.q_b : phase_ == kAbsorb ? w.w_kc :
                          phase_ == kValues ? w.w_vc : w.o_proj;
-    const int num_tiles = phase_ == kJoint ? s.joint_tiles : phase_ == kQueries ? s.query_tiles :
+    const int num_tiles = phase_ == kJoint ? s.joint_tiles : phase_ == kQueryPhase ? s.query_tiles :
                           phase_ == kAbsorb ? s.absorb_tiles : phase_ == kValues ? s.value_tiles : s.dim_tiles;
-    const int num_units = phase_ == kJoint ? s.dim_units : phase_ == kQueries ? s.query_units :
+    const int num_units = phase_ == kJoint ? s.dim_units : phase_ == kQueryPhase ? s.query_units :
                           phase_ == kAbsorb ? s.nope_units : phase_ == kValues ? s.latent_units : s.value_units;
     if (tile >= num_tiles) return none();
     return floats(packed, tile, num_units, halves ? half_units(num_units, at_.half()) : segment_units(num_units, at_.warp));

@@ -20,7 +20,7 @@ constexpr int kMaxDecodeLayers = 64, kMaxDecodeRows = 4, kMaxDecodeTopK = 8, kMa
 // The phases of a layer. Between two of them all blocks meet.
 enum DecodePhase : int {
   kJoint,      // norm; queries' latents, latents and keys in one product
-  kQueries,    // norms; queries of their latents; latents and keys into the cache
+  kQueryPhase,    // norms; queries of their latents; latents and keys into the cache
   kAbsorb,     // queries into latent space
   kLeaves,     // attention, leaf by leaf
   kValues,     // leaves folded; values out of latent space

@@ -9,7 +9,7 @@ namespace kdtree {
 namespace {
 
 __global__ void __launch_bounds__(kDecodeThreads, 1) decode_layers_kernel(const __grid_constant__ DecodeArgs k) {
-  extern __shared__ __align__(128) unsigned char memory[];
+  extern __shared__ __align__(1024) unsigned char memory[];
   if (threadIdx.x < kDecodeWarps)
     WeightRing::init_barriers(shared_address(memory) + kBarriersAt + threadIdx.x * kRingSlots * 8);
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -67,7 +67,7 @@ bool is_served(const DecodeLayersArgs& a) {
   const auto whole = [](int64_t length, int64_t part) { return length > 0 && length % part == 0; };
   if (a.num_layers > kMaxDecodeLayers || a.num_rows > kMaxDecodeRows || a.top_k > kMaxDecodeTopK) return false;
   if (a.num_experts > kMaxDecodeExperts || a.top_k < 1 || a.top_k > a.num_experts) return false;
-  if (a.latent_dim != 512 || a.rope_dim != 64) return false;
+  if (a.latent_dim != 512 || a.rope_dim != 64 || a.num_tree_slots > kFewTreeSlots) return false;
   const bool tiles = whole(a.dim, 64) && whole(a.query_dim, 32) && whole(a.nope_dim, 32) && whole(a.value_dim, 32) &&
                      whole(a.width, 256) && whole(a.shared_width, 256) && whole(a.num_experts, 16) && a.num_heads > 0;
   const int64_t rows = std::max<int64_t>(1, a.num_rows);
@@ -97,7 +97,7 @@ int decode_layers_cuda(const DecodeLayersArgs& a, void* stream) {
   if (!decode_layers_serves(a)) return kUnsupported;
   if (a.num_rows == 0 || a.num_layers == 0) return kOk;
   DecodeArgs k{};
-  k.a = a, k.sizes = sizes_of(a);
+  k.a = a, k.sizes = sizes_of(a), k.costs = kAttnTuning.few;
   lay_out_scratch(k, static_cast<char*>(a.workspace));
   for (int64_t i = 0; i < a.num_layers; ++i)
     for (int p = 0; p < kDecodePointers; ++p)

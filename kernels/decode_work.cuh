@@ -2,7 +2,7 @@
 #pragma once
 #include "decode_layer.h"
 #include "decode_ring.cuh"
-#include "verify_attn_plan.cuh"
+#include "verify_attn_few_plan.cuh"
 
 namespace kdtree {
 
@@ -27,6 +27,7 @@ struct DecodeArgs {
   DecodeSizes sizes;
   DecodeScratch scratch;
   AttnLaunch attention;  // of which the cache is a layer's
+  FewCosts costs;
   DecodeLayer layers[kMaxDecodeLayers];
 };
 
@@ -45,7 +46,8 @@ constexpr int kPhaseBytes = 77824, kRouteBytes = 8192, kSumsBytes = 2 * kDecodeW
 constexpr int kSumsAt = kPhaseBytes - kRouteBytes - kSumsBytes, kRouteAt = kPhaseBytes - kRouteBytes;
 constexpr int kRowsBytes = kSumsAt;  // for rows of x
 constexpr int kBarriersAt = kRingBytes, kChosenAt = kBarriersAt + kDecodeWarps * kRingSlots * 8;
-constexpr int kPhaseAt = (kChosenAt + int(sizeof(Chosen)) + 127) / 128 * 128, kDecodeSharedBytes = kPhaseAt + kPhaseBytes;
+constexpr int kPlanAt = kChosenAt + (int(sizeof(Chosen)) + 15) / 16 * 16;
+constexpr int kPhaseAt = (kPlanAt + int(sizeof(FewPlan)) + 1023) / 1024 * 1024, kDecodeSharedBytes = kPhaseAt + kPhaseBytes;
 static_assert(kDecodeSharedBytes + 1024 <= 227 * 1024, "one block of a multiprocessor of Hopper");
 
 __host__ __device__ constexpr int row_pitch(int num_in) { return num_in * 2 + 16; }  // bytes; 8 rows without bank conflicts

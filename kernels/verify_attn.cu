@@ -1,7 +1,7 @@
 // verify_attn: attention of tree nodes over the latent cache, split over the keys. First every leaf of every query
 // (attn_leaves.h) becomes a partial result (maximum, sum, weighted latents) in the workspace; then `fold` adds the
 // leaves of a query in a fixed order of their index. Both read prefix lengths and row counts on the device.
-#include "verify_attn_few.cuh"
+#include "verify_attn_few_kernel.cuh"
 #include "verify_attn_fold.cuh"
 #include "verify_attn_launch.cuh"
 #include "verify_attn_mma.cuh"

@@ -49,11 +49,11 @@ __device__ __forceinline__ int attend_item(const AttnLaunch& launch, FewShared<k
   return num_tiles;
 }
 
-// All 256 threads of a block: its items, of a plan that is the same in all blocks. Shared memory holds nothing that is still
+// All 256 threads of a block: its items over `cache`, of a plan that is the same in all blocks. Shared memory holds nothing that is still
 // needed, and afterwards nothing that is.
 template <int kStages>
-__device__ __forceinline__ void attend_few(const AttnLaunch& launch, const FewPlan& plan, unsigned char* memory, int block,
-                                           int num_blocks) {
+__device__ __forceinline__ void attend_few(const AttnLaunch& launch, const FewPlan& plan, const void* cache,
+                                           unsigned char* memory, int block, int num_blocks) {
   FewShared<kStages>& shared = *reinterpret_cast<FewShared<kStages>*>(memory);
   const int thread = int(threadIdx.x);
   if (block + 1 == num_blocks)
@@ -69,30 +69,12 @@ __device__ __forceinline__ void attend_few(const AttnLaunch& launch, const FewPl
 #pragma unroll 1
   for (int index = block; index < plan.num_items; index += num_blocks) {
     __syncthreads();  // nobody is at the item before any more
-    const FewItem item = find_few(launch, plan, index, shared.tree, shared.path);
+    const FewItem item = find_few(launch, plan, cache, index, shared.tree, shared.path);
     if (item.end > item.begin) place += attend_item(launch, shared, item, plan.log2_slices, place);
   }
   __syncthreads();
   if (thread < kStages * kWgmmaBoxes) barrier_invalidate(shared_address(&shared.full[0][0] + thread));
   __syncthreads();
-}
-
-constexpr int kFewStages = 2;  // of the kernel by itself
-
-__global__ void __launch_bounds__(kFewThreads, 1)
-    attn_few_kernel(const __grid_constant__ AttnLaunch launch, const __grid_constant__ FewCosts costs) {
-#if __CUDA_ARCH__ == 900
-  extern __shared__ __align__(1024) unsigned char memory[];
-  const int lane = int(threadIdx.x) % kWarp, blocks = int(gridDim.x);
-  const OneStream early = look_at_stream(launch);
-  if (threadIdx.x < kWarp) prefetch_keys(launch, early.prefix, lane);
-  FewPlan plan = plan_few(launch, costs, early, blocks, lane);  // of what lies there by now, which may be old
-  wait_for_previous_kernel();
-  allow_next_kernel();
-  const OneStream now = look_at_stream(launch);
-  if (now.num_rows != early.num_rows || now.prefix != early.prefix) plan = plan_few(launch, costs, now, blocks, lane);
-  attend_few<kFewStages>(launch, plan, memory, int(blockIdx.x), blocks);
-#endif
 }
 
 }  // namespace kdtree

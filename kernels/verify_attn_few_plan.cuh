@@ -108,13 +108,13 @@ __device__ __forceinline__ void find_few_tail(const AttnLaunch& launch, const Fe
   __syncthreads();
 }
 
-// All threads of the block: item `index`, which is below num_items.
-__device__ __forceinline__ FewItem find_few(const AttnLaunch& launch, const FewPlan& plan, int index, FewTree& tree,
-                                            uint8_t* path) {
+// All threads of the block: item `index`, which is below num_items, over a layer's cache.
+__device__ __forceinline__ FewItem find_few(const AttnLaunch& launch, const FewPlan& plan, const void* cache, int index,
+                                            FewTree& tree, uint8_t* path) {
   FewItem item;
   item.slice = index & ((1 << plan.log2_slices) - 1);
   item.stream = 0;
-  item.keys = static_cast<const char*>(launch.a.cache);
+  item.keys = static_cast<const char*>(cache);
   item.log2_rows = kLog2FewQueries;
   index >>= plan.log2_slices;
   if (index < plan.num_tails) {

@@ -112,7 +112,24 @@ def check_layer(rank: Rank, num_rows: int, prefix: int, seed: int, stages: bool)
         decode.x.copy_(ref["between"])
         decode.run(Phase.ROUTER, Phase.ALL)
         expect(same(decode.x, ref["out"]), f"{name}: out: {differing(decode.x, ref['out'])}")
-    torch.cuda.synchronize()
+    decode = Decode(rank, [1], rows, tree, x)
+    cache[slots] = float("nan")
+    decode.run()
+    expect(same(decode.x, ref["out"]), f"{name}: layer: {differing(decode.x, ref['out'])}")
+    expect(same(cache[slots], appended), f"{name}: cache of the layer: {differing(cache[slots], appended)}")
+    check_all_layers(rank, rows, tree, x, name)
+
+
+def check_all_layers(rank: Rank, rows: ops.Rows, tree: Any, x: Tensor, name: str) -> None:
+    """All layers with experts, twice, one launch after the other."""
+    layers, want = range(1, len(rank.alone.layers)), x
+    for i in layers:
+        want = Reference(rank, i, rows, tree).run(want)["out"]
+    decode = Decode(rank, layers, rows, tree, x)
+    for _ in range(2):
+        decode.x.copy_(x)
+        decode.run()
+        expect(same(decode.x, want), f"{name}: {len(layers)} layers: {differing(decode.x, want)}")
 
 
 def check(rank: Rank) -> None:
@@ -123,8 +140,8 @@ def check(rank: Rank) -> None:
 
 
 RANGES = {"nothing": (3, 3), "leaves": (3, 4), "joint": (0, 1), "queries": (1, 2), "absorb": (2, 3), "values": (4, 5),
-          "output": (5, 6), "router": (6, 7), "router, up": (6, 8), "router, up, down": (6, 9), "before attention": (0, 3),
-          "behind attention": (4, 9), "all": (0, 9)}  # fmt: skip
+          "output": (5, 6), "router": (6, 7), "router, up": (6, 8), "router, up, down": (6, 9), "values": (4, 5), "absorb, leaves": (2, 4),
+          "before attention": (0, 3), "behind attention": (4, 9), "all": (0, 9)}  # fmt: skip
 """Phases that are timed together."""
 
 
