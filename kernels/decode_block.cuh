@@ -17,12 +17,19 @@ constexpr int kFoldAt = 16384;  // in the phase's memory, behind the rows
 static_assert(kFoldAt >= kMaxDecodeRows * row_pitch(kFoldHeadLatent) && kFoldAt + kFoldHeadBytes <= kSumsAt);
 static_assert(sizeof(FewShared<1>) <= kPhaseBytes);
 
+// Not in line: it needs so many registers that the rest of the kernel would have too few. All it reads is in shared memory, since
+// a kernel's parameters are far away from a function that is called.
+__device__ __noinline__ void attend(const AttnLaunch& launch, const FewPlan& plan, const void* cache, unsigned char* memory) {
+  attend_few<1>(launch, plan, cache, memory, int(blockIdx.x), int(gridDim.x));
+}
+
 struct DecodeBlock {
   const DecodeArgs& k;
   const DecodeLayersArgs& a;
   unsigned char* const memory;        // of the phase, kPhaseBytes
   Chosen& chosen;
   FewPlan& plan;                      // of attention, the same for all layers
+  AttnLaunch& attention;              // k.attention
   const Dealt dealt;
   const int warp, lane, num_rows;
   const uint32_t rows;                // shared address of `memory`
@@ -33,23 +40,26 @@ struct DecodeBlock {
   __device__ __forceinline__ DecodeBlock(const DecodeArgs& k, unsigned char* shared)
       : k(k), a(k.a), memory(shared + kPhaseAt), chosen(*reinterpret_cast<Chosen*>(shared + kChosenAt)),
         plan(*reinterpret_cast<FewPlan*>(shared + kPlanAt)),
+        attention(*reinterpret_cast<AttnLaunch*>(shared + kAttentionAt)),
         dealt{int(blockIdx.x), int(gridDim.x), int(threadIdx.x) / kWarp}, warp(threadIdx.x / kWarp), lane(threadIdx.x % kWarp),
         num_rows(rows_in_use(k.a.num_rows_device, k.a.num_rows)), rows(shared_address(shared + kPhaseAt)),
-        ring(Jobs(k, chosen, dealt), shared_address(shared) + warp * kRingSlots * kSlotBytes,
+        ring(Pieces(k, chosen, dealt), shared_address(shared) + warp * kRingSlots * kSlotBytes,
              shared_address(shared) + kBarriersAt + warp * kRingSlots * 8),
         meeting(k.scratch.num_met, gridDim.x) {}
 
   __device__ __forceinline__ const DecodeLayer& weights() const { return k.layers[layer]; }
-  __device__ __forceinline__ Bf16* x(int row) const { return static_cast<Bf16*>(a.x) + row * a.dim; }
+  __device__ __forceinline__ Bf16* x(int row) const { return static_cast<Bf16*>(a.x) + row * Dims::kDim; }
 
   __device__ __forceinline__ void run() {
     ring.fill();
     if (warp == 0) {
       const FewPlan found = plan_few(k.attention, k.costs, look_at_stream(k.attention), dealt.num_blocks, lane);
-      if (lane == 0) plan = found;
+      if (lane == 0) plan = found, attention = k.attention;
     }
+    prefetch_vectors(0);
 #pragma unroll 1
-    for (layer = 0; layer < a.num_layers; ++layer)
+    for (layer = 0; layer < a.num_layers; ++layer) {
+      prefetch_vectors(layer + 1);
 #pragma unroll 1
       for (int phase = a.first_phase; phase < a.end_phase; ++phase) {
         if (phase == kJoint || phase == kQueryPhase || phase == kRouter) norm(phase);
@@ -57,13 +67,24 @@ struct DecodeBlock {
         else if (phase == kUp) choose();
         __syncthreads();
         if (phase == kJoint || phase == kQueryPhase || phase == kValues || phase == kRouter) segments(phase);
-        else if (phase == kAbsorb || phase == kOutput) halves(phase);
-        else if (phase == kLeaves) attend_few<1>(k.attention, plan, weights().cache, memory, dealt.block, dealt.num_blocks);
+        else if (phase == kAbsorb) absorb();
+        else if (phase == kLeaves) attend(attention, plan, weights().cache, memory);
+        else if (phase == kOutput) output();
         else if (phase == kUp) up();
         else if (phase == kDown) down();
         meeting.come();
         meeting.wait();
       }
+    }
+  }
+
+  // Norms and biases of a layer come to the L2 cache, where they are looked for in the middle of a phase.
+  __device__ __forceinline__ void prefetch_vectors(int index) const {
+    if (dealt.block > 0 || threadIdx.x > 0 || index >= a.num_layers) return;
+    const DecodeLayer& w = k.layers[index];
+    prefetch_to_l2(w.norm, Dims::kDim * 2), prefetch_to_l2(w.moe_norm, Dims::kDim * 2), prefetch_to_l2(w.q_norm, Dims::kQuery * 2);
+    prefetch_to_l2(w.kv_norm, Dims::kLatent * 2);
+    if (w.bias != nullptr) prefetch_to_l2(w.bias, Dims::kExperts * 4);
   }
 
   // --- rows --------------------------------------------------------------------------------------------------------
@@ -71,23 +92,21 @@ struct DecodeBlock {
   __device__ __forceinline__ void norm(int phase) const {
     const bool of_queries = phase == kQueryPhase;
     const DecodeLayer& w = weights();
-    const int dim = int(of_queries ? a.query_dim : a.dim);
-    const Bf16* from = of_queries ? k.scratch.q_kv : x(0);
+    const int dim = of_queries ? Dims::kQuery : Dims::kDim;
     DecodeNorm norm(dim);
     norm.read_weight(static_cast<const Bf16*>(of_queries ? w.q_norm : phase == kJoint ? w.norm : w.moe_norm));
-    norm_rows(norm, memory, from, of_queries ? k.sizes.joint_tiles * kTileOut : dim, num_rows, dim,
+    norm_rows(norm, memory, of_queries ? k.scratch.q_kv : x(0), of_queries ? kJointOut : dim, num_rows, dim,
               of_queries ? a.latent_eps : a.eps);
   }
 
   __device__ __forceinline__ void copy(int phase) const {
-    const int num_in = phase == kAbsorb ? int(a.num_heads * a.nope_dim) : phase == kOutput ? k.sizes.value_units * kUnitInputs
-                                                                                          : int(a.width);
-    const int count = phase == kDown ? num_rows * int(a.top_k) : num_rows;
+    const int num_in = phase == kAbsorb ? Dims::kHeads * Dims::kNope : phase == kOutput ? kValueOut : Dims::kWidth;
+    const int count = phase == kDown ? num_rows * Dims::kTopK : num_rows;
     const Bf16* from = phase == kAbsorb ? k.scratch.q : phase == kOutput ? k.scratch.value : k.scratch.hidden;
-    copy_rows(memory, row_pitch(num_in), from, phase == kAbsorb ? k.sizes.query_tiles * kTileOut : num_in, count, num_in);
+    copy_rows(memory, row_pitch(num_in), from, phase == kAbsorb ? kQueryOut : num_in, count, num_in);
     if (phase == kDown)
-      copy_rows(memory + count * row_pitch(num_in), row_pitch(int(a.shared_width)), k.scratch.shared_hidden, a.shared_width, num_rows,
-                int(a.shared_width));
+      copy_rows(memory + count * row_pitch(num_in), row_pitch(Dims::kSharedWidth), k.scratch.shared_hidden, Dims::kSharedWidth,
+                num_rows, Dims::kSharedWidth);
   }
 
   // --- results -----------------------------------------------------------------------------------------------------
@@ -135,26 +154,21 @@ struct DecodeBlock {
 
   __device__ __forceinline__ void segments(int phase) {
     const bool is_router = phase == kRouter, folds = phase == kValues;
-    const DecodeSizes& z = k.sizes;
-    const int num_units = phase == kQueryPhase ? z.query_units : folds ? z.latent_units : z.dim_units;
-    const int num_tiles = phase == kJoint ? z.joint_tiles : phase == kQueryPhase ? z.query_tiles : folds ? z.value_tiles
-                                                                              : z.router_tiles + 2 * z.shared_tiles;
+    const int num_units = phase == kQueryPhase ? units_of(Dims::kQuery) : units_of(folds ? Dims::kLatent : Dims::kDim);
+    const int num_tiles = phase == kJoint ? tiles_of(kJointOut) : phase == kQueryPhase ? tiles_of(kQueryOut)
+                          : folds ? tiles_of(kValueOut) : kAllRouterTiles;
     Bf16* const to = phase == kJoint ? k.scratch.q_kv : phase == kQueryPhase ? k.scratch.q : k.scratch.value;
     const RowPlace place(rows, row_pitch(num_units * kUnitInputs), num_rows, lane);
 #pragma unroll 1
     for (int n = 0;; ++n) {
-      const int at = is_router ? dealt.segment(n) : 0, tile = is_router ? at / kNumSegments : dealt.block + n * dealt.num_blocks;
+      const int at = is_router ? dealt.segment(n) : 0, tile = is_router ? at / kNumSegments : dealt.tile(n);
       if (tile >= num_tiles) break;
-      if (folds) fold_rows(tile / (int(a.value_dim) / kTileOut));
+      if (folds) fold_rows(tile / tiles_of(Dims::kValue));
       const DecodeSpan span = segment_units(num_units, is_router ? at % kNumSegments : warp);
       Sums mine;
-      constexpr int kUnits = units_of_slot(Weights::kFloats);
 #pragma unroll 1
-      for (int u = span.begin; u < span.end; u += kUnits) {
-        const uint32_t slot = ring.take();
-#pragma unroll
-        for (int i = 0; i < kUnits; ++i)
-          if (u + i < span.end) add_floats(mine, slot + i * kBf16UnitBytes, place.unit(u + i), lane);
+      for (int u = span.begin; u < span.end; u += kFloatUnits) {
+        add_floats<kFloatUnits>(mine, ring.take(), place, u, min(kFloatUnits, span.end - u), lane);
         ring.give_back();
       }
       if (is_router) {
@@ -176,53 +190,58 @@ struct DecodeBlock {
     latent.position = a.position, latent.stream = a.stream, latent.slot = a.slot, latent.cos_sin = a.cos_sin;
     latent.cache = weights().cache, latent.num_streams = 1, latent.num_slots = a.num_slots, latent.latent_dim = a.latent_dim;
     latent.rope_dim = a.rope_dim, latent.num_positions = a.num_positions;
-    const Bf16* joint = k.scratch.q_kv + row * k.sizes.joint_tiles * kTileOut + a.query_dim;
+    const Bf16* joint = k.scratch.q_kv + row * kJointOut + Dims::kQuery;
     Bf16* const to = slot_of<Bf16>(latent, row);
-    DecodeNorm norm(int(a.latent_dim));
+    DecodeNorm norm(Dims::kLatent);
     norm.read_weight(static_cast<const Bf16*>(weights().kv_norm));
     norm.read_row(joint);
     norm.write(to, a.latent_eps);
-    turn_key(latent, row, joint + a.latent_dim, to == nullptr ? to : to + a.latent_dim);
+    turn_key(latent, row, joint + Dims::kLatent, to == nullptr ? to : to + Dims::kLatent);
   }
 
   // --- four segments of a tile for each warp -----------------------------------------------------------------------
 
-  __device__ __forceinline__ void halves(int phase) {
-    const bool absorbs = phase == kAbsorb;
-    const DecodeSizes& z = k.sizes;
-    const int num_units = absorbs ? z.nope_units : z.value_units, num_tiles = absorbs ? z.absorb_tiles : z.dim_tiles;
-    const int tiles_of_head = z.latent_units * 2, pitch = row_pitch(absorbs ? int(a.num_heads * a.nope_dim) : num_units * kUnitInputs);
-    const DecodeSpan mine_units = half_units(num_units, dealt.half());
-    constexpr int kUnits = units_of_slot(Weights::kFloats);
+  // Of four segments two are empty: there are four units for eight.
+  __device__ __forceinline__ void absorb() {
+    static_assert(units_of(Dims::kNope) == kNumSegments / 2);
 #pragma unroll 1
-    for (int n = 0, tile; (tile = dealt.tile_of_two(n)) < num_tiles; ++n) {
-      const int head = absorbs ? tile / tiles_of_head : 0;
-      const RowPlace place(rows + head * num_units * kUnitInputs * 2, pitch, num_rows, lane);
-      SumOfFour four;
-      Sums mine;
-      int s = 0;
-      DecodeSpan span = segment_units(num_units, dealt.half() * kHalfSegments);
-#pragma unroll 1
-      for (int u = mine_units.begin; u < mine_units.end; u += kUnits) {
-        const uint32_t slot = ring.take();
-#pragma unroll 1
-        for (int i = 0; i < kUnits && u + i < mine_units.end; ++i) {
-          while (u + i >= span.end) {  // the segment has ended, or is empty
-            four.take(s, mine), mine = Sums();
-            span = segment_units(num_units, dealt.half() * kHalfSegments + ++s);
-          }
-          add_floats(mine, slot + i * kBf16UnitBytes, place.unit(u + i), lane);
-        }
-        ring.give_back();
-      }
-#pragma unroll 1
-      for (; s < kHalfSegments - 1; ++s) four.take(s, mine), mine = Sums();
-      four.take(s, mine);
-      if (!joins(mine)) continue;
-      if (absorbs) store(k.scratch.q_latent, num_tiles * kTileOut, tile, mine);
-      else add_to_x(tile, mine);
+    for (int n = 0, tile; (tile = dealt.tile_of_two(n)) < tiles_of(Dims::kHeads * Dims::kLatent); ++n) {
+      const int head = tile / tiles_of(Dims::kLatent);
+      const RowPlace place(rows + head * Dims::kNope * 2, row_pitch(Dims::kHeads * Dims::kNope), num_rows, lane);
+      const uint32_t slot = ring.take();
+      Sums two[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) add_floats(two[i], slot + i * kBf16UnitBytes, place.unit(dealt.half() * 2 + i), lane);
+      ring.give_back();
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        two[0].value[e] = __fadd_rn(__fadd_rn(0.0f, two[0].value[e]), __fadd_rn(0.0f, two[1].value[e]));
+      if (joins(two[0])) store(k.scratch.q_latent, Dims::kHeads * Dims::kLatent, tile, two[0]);
     }
-    if (absorbs) turn_queries();
+    turn_queries();
+  }
+
+  __device__ __forceinline__ void output() {
+    static_assert(units_of(kValueOut) == kNumSegments * kFloatUnits, "a slot holds a segment");
+    const RowPlace place(rows, row_pitch(kValueOut), num_rows, lane);
+#pragma unroll 1
+    for (int n = 0, tile; (tile = dealt.tile_of_two(n)) < tiles_of(Dims::kDim); ++n) {
+      Sums mine, before, pair;
+#pragma unroll 1
+      for (int s = 0; s < kHalfSegments; ++s) {
+        mine = Sums();
+        add_floats<kFloatUnits>(mine, ring.take(), place, (dealt.half() * kHalfSegments + s) * kFloatUnits, kFloatUnits, lane);
+        ring.give_back();
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {  // (0 + 1) + (2 + 3)
+          const float two = __fadd_rn(before.value[e], mine.value[e]);
+          if (s % 2 == 0) before.value[e] = mine.value[e];
+          else if (s == 1) pair.value[e] = two;
+          else mine.value[e] = __fadd_rn(pair.value[e], two);
+        }
+      }
+      if (joins(mine)) add_to_x(tile, mine);
+    }
   }
 
   // The first of two warps adds what the second has; true for the first. The second goes on when the first has read.
@@ -243,16 +262,16 @@ struct DecodeBlock {
 
   // The rotary parts of the queries, by the last blocks.
   __device__ __forceinline__ void turn_queries() const {
-    const int half = int(a.rope_dim) / 2, pairs = int(a.num_heads) * half;
+    constexpr int kHalf = Dims::kRope / 2, kPairsOfRow = Dims::kHeads * kHalf;
 #pragma unroll 1
-    for (int i = (dealt.num_blocks - 1 - dealt.block) * kDecodeThreads + threadIdx.x; i < num_rows * pairs;
+    for (int i = (dealt.num_blocks - 1 - dealt.block) * kDecodeThreads + threadIdx.x; i < num_rows * kPairsOfRow;
          i += dealt.num_blocks * kDecodeThreads) {
-      const int row = i / pairs, head = i % pairs / half, at = i % half;
-      const Bf16* from = k.scratch.q + row * k.sizes.query_tiles * kTileOut + a.num_heads * a.nope_dim + head * a.rope_dim;
-      Bf16* to = k.scratch.q_rope + (row * a.num_heads + head) * a.rope_dim;
+      const int row = i / kPairsOfRow, head = i % kPairsOfRow / kHalf, at = i % kHalf;
+      const Bf16* from = k.scratch.q + row * kQueryOut + Dims::kHeads * Dims::kNope + head * Dims::kRope;
+      Bf16* to = k.scratch.q_rope + (row * Dims::kHeads + head) * Dims::kRope;
       const int32_t position = a.position[row];
-      if (position < 0 || position >= a.num_positions) to[at] = to[at + half] = from_float<Bf16>(__int_as_float(0x7fffffff));
-      else rotate_pair(from, a.cos_sin + position * a.rope_dim, to, at, half);
+      if (position < 0 || position >= a.num_positions) to[at] = to[at + kHalf] = from_float<Bf16>(__int_as_float(0x7fffffff));
+      else rotate_pair(from, a.cos_sin + position * Dims::kRope, to, at, kHalf);
     }
   }
 
@@ -262,15 +281,15 @@ struct DecodeBlock {
   __device__ __forceinline__ void fold_rows(int head) const {
 #pragma unroll 1
     for (int row = 0; row < num_rows; ++row)
-      fold_head<Bf16>(k.attention, row * int(a.num_heads) + head, reinterpret_cast<float*>(memory + kFoldAt),
-                reinterpret_cast<Bf16*>(memory + row * row_pitch(int(a.latent_dim))));
+      fold_head<Bf16>(k.attention, row * Dims::kHeads + head, reinterpret_cast<float*>(memory + kFoldAt),
+                reinterpret_cast<Bf16*>(memory + row * row_pitch(Dims::kLatent)));
   }
 
   // --- experts -----------------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void choose() {
     choose_experts(k, weights().bias, num_rows, memory, chosen);
-    ring.jobs.num_routed = layer + 1;
+    ring.pieces.num_routed = layer + 1;
     ring.fill();
   }
 
@@ -279,76 +298,88 @@ struct DecodeBlock {
   }
 
   __device__ __forceinline__ void up() {
-    const int gates = k.sizes.gate_tiles, num_items = chosen.num_experts * gates;
-    const DecodeSpan span = segment_units(k.sizes.dim_units, warp);
-    const RowPlace place(rows, row_pitch(int(a.dim)), num_rows, lane);
-    constexpr int kUnits = units_of_slot(Weights::kPair);
+    const int num_items = chosen.num_experts * kGateTiles;
+    const DecodeSpan span = segment_units(units_of(Dims::kDim), warp);
+    const RowPlace place(rows, row_pitch(Dims::kDim), num_rows, lane);
 #pragma unroll 1
-    for (int item = dealt.block; item < num_items; item += dealt.num_blocks) {
+    for (int n = 0, item; (item = dealt.tile(n)) < num_items; ++n) {
       Sums mine[2];
 #pragma unroll 1
-      for (int u = span.begin; u < span.end; u += kUnits) {
+      for (int u = span.begin; u < span.end; u += kPairUnits) {
         const uint32_t slot = ring.take();
+        const int units = min(kPairUnits, span.end - u);
+#pragma unroll 1
+        for (int i = 0; i < units; i += 2)  // segments are of an even number of units
 #pragma unroll
-        for (int i = 0; i < kUnits; ++i)
-          if (u + i < span.end) {
-            const uint4 row = place.unit(u + i);
-            add_int4(mine[0], slot + 2 * i * kInt4BlockBytes, row, lane);
-            add_int4(mine[1], slot + (2 * i + 1) * kInt4BlockBytes, row, lane);
+          for (int j = i; j < i + 2; ++j) {
+            const uint4 row = place.unit(u + j);
+            add_int4(mine[0], slot + 2 * j * kInt4BlockBytes, row, lane);
+            add_int4(mine[1], slot + (2 * j + 1) * kInt4BlockBytes, row, lane);
           }
         ring.give_back();
       }
-      if (item > dealt.block) __syncthreads();  // the sums of the item before have been read
+      if (n > 0) __syncthreads();  // the sums of the item before have been read
       shared_sums()[0][warp][lane] = as_vector(mine[0]), shared_sums()[1][warp][lane] = as_vector(mine[1]);
       __syncthreads();
       if (warp > 0) continue;
       const Sums gate = sum_of_segments(shared_sums()[0]), up = sum_of_segments(shared_sums()[1]);
-      const int i = item / gates;
-      each(item - i * gates, [&](int row, int out, int e) {
+      const int i = item / kGateTiles;
+      each(item % kGateTiles, [&](int row, int out, int e) {
         const int pair = chosen.pair[i][row];
         if (pair >= 0)
-          k.scratch.hidden[(row * a.top_k + pair) * a.width + out] = from_float<Bf16>(rounded_swiglu(gate.value[e], up.value[e]));
+          k.scratch.hidden[(row * Dims::kTopK + pair) * Dims::kWidth + out] =
+              from_float<Bf16>(rounded_swiglu(gate.value[e], up.value[e]));
       });
     }
     shared_swiglu();
   }
+  static_assert(units_of(Dims::kDim) % (2 * kNumSegments) == 0);
 
   // The shared expert's swiglu, by the last blocks.
   __device__ __forceinline__ void shared_swiglu() const {
-    const int width = int(a.shared_width), gates = k.sizes.router_tiles, ups = gates + k.sizes.shared_tiles;
+    constexpr int kOut = Dims::kSharedWidth;
 #pragma unroll 1
-    for (int i = (dealt.num_blocks - 1 - dealt.block) * kDecodeThreads + threadIdx.x; i < num_rows * width;
+    for (int i = (dealt.num_blocks - 1 - dealt.block) * kDecodeThreads + threadIdx.x; i < num_rows * kOut;
          i += dealt.num_blocks * kDecodeThreads) {
-      const int row = i / width, out = i % width;
-      const float gate = router_sum(k.scratch.sums, gates + out / kTileOut, out % kTileOut, row);
-      const float up = router_sum(k.scratch.sums, ups + out / kTileOut, out % kTileOut, row);
-      k.scratch.shared_hidden[row * width + out] = from_float<Bf16>(rounded_swiglu(gate, up));
+      const int row = i / kOut, out = i % kOut, tile = kRouterTiles + out / kTileOut;
+      const float gate = router_sum(k.scratch.sums, tile, out % kTileOut, row);
+      const float up = router_sum(k.scratch.sums, tile + kSharedTiles, out % kTileOut, row);
+      k.scratch.shared_hidden[row * kOut + out] = from_float<Bf16>(rounded_swiglu(gate, up));
     }
   }
 
   // Four segments of every expert, weighted, then of the shared one; two warps have a tile.
   __device__ __forceinline__ void down() {
-    const int top_k = int(a.top_k), pitch = row_pitch(int(a.width)), shared_pitch = row_pitch(int(a.shared_width));
-    const uint32_t shared_rows = rows + num_rows * top_k * pitch;
-    const int own = lane / 4, first_row = Sums::row(lane, 0);
+    constexpr int kPitch = row_pitch(Dims::kWidth), kSharedPitch = row_pitch(Dims::kSharedWidth);
+    const int first_unit = dealt.half() * kDownUnits, own = lane / 4;
+    const RowPlace shared(rows + num_rows * Dims::kTopK * kPitch, kSharedPitch, num_rows, lane);
 #pragma unroll 1
-    for (int n = 0, tile; (tile = dealt.tile_of_two(n)) < k.sizes.dim_tiles; ++n) {
+    for (int n = 0, tile; (tile = dealt.tile_of_two(n)) < tiles_of(Dims::kDim); ++n) {
       Sums total[kHalfSegments];
 #pragma unroll 1
-      for (int i = 0; i < chosen.num_experts; ++i) {
-        const int pair = own < num_rows ? chosen.pair[i][own] : -1;
-        const RowPlace place(pair < 0 ? 0u : rows + (own * top_k + pair) * pitch + lane % 4 * 4);
-        RowWeights weight;
+      for (int first = 0; first < chosen.num_experts; first += kDownExperts) {
+        const uint32_t slot = ring.take();
+#pragma unroll 1
+        for (int j = 0; j < min(kDownExperts, chosen.num_experts - first); ++j) {
+          const int pair = own < num_rows ? chosen.pair[first + j][own] : -1;
+          const RowPlace place(pair < 0 ? 0u : rows + (own * Dims::kTopK + pair) * kPitch + lane % 4 * 4);
+          Sums sums[kHalfSegments];
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const int chosen_pair = first_row + j < num_rows ? chosen.pair[i][first_row + j] : -1;
-          weight.value[j] = chosen_pair < 0 ? 0.0f : chosen.weight[(first_row + j) * top_k + chosen_pair];
-          weight.is_used[j] = chosen_pair >= 0;
+          for (int u = 0; u < kDownUnits; ++u)
+            add_int4(sums[u], slot + (j * kDownUnits + u) * kInt4BlockBytes, place.unit(first_unit + u), lane);
+          add_weighted(total, first + j, sums);
         }
-        add_half<Weights::kInt4>(total, place, weight, k.sizes.width_units);
+        ring.give_back();
       }
-      add_half<Weights::kFloats>(total, RowPlace(shared_rows, shared_pitch, num_rows, lane), {{1.0f, 1.0f}, {true, true}},
-                                 k.sizes.shared_units);
+      const uint32_t slot = ring.take();
+#pragma unroll
+      for (int u = 0; u < kDownUnits; ++u) {
+        Sums sums;
+        add_floats(sums, slot + u * kBf16UnitBytes, shared.unit(first_unit + u), lane);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) total[u].value[e] = __fmaf_rn(1.0f, sums.value[e], total[u].value[e]);
+      }
+      ring.give_back();
       Sums mine;
 #pragma unroll
       for (int e = 0; e < 4; ++e)
@@ -357,59 +388,18 @@ struct DecodeBlock {
     }
   }
 
-  // Of the two rows whose sums a lane has.
-  struct RowWeights {
-    float value[2];
-    bool is_used[2];
-  };
-
-  static __device__ __forceinline__ void add_weighted(Sums& total, const RowWeights& weight, const Sums& sums) {
+  // Adds the sums of expert i to those of a lane's two rows that chose it.
+  __device__ __forceinline__ void add_weighted(Sums (&total)[kHalfSegments], int i, const Sums (&sums)[kHalfSegments]) const {
 #pragma unroll
-    for (int e = 0; e < 4; ++e)
-      if (weight.is_used[e % 2]) total.value[e] = __fmaf_rn(weight.value[e % 2], sums.value[e], total.value[e]);
-  }
-
-  template <Weights kind>
-  static __device__ __forceinline__ void add_unit(Sums& sums, uint32_t weights, const uint4& x, int lane) {
-    if constexpr (kind == Weights::kFloats) add_floats(sums, weights, x, lane);
-    else add_int4(sums, weights, x, lane);
-  }
-
-  // total += weight * the segments' sums. num_units is a multiple of 8, so that all segments are as long; those of one unit are
-  // computed side by side.
-  template <Weights kind>
-  __device__ __forceinline__ void add_half(Sums (&total)[kHalfSegments], const RowPlace& x, const RowWeights& weight, int num_units) {
-    constexpr int kUnits = units_of_slot(kind), kBytes = kind == Weights::kFloats ? kBf16UnitBytes : kInt4BlockBytes;
-    constexpr int kSide = kUnits < kHalfSegments ? kUnits : kHalfSegments;
-    const int length = num_units / kNumSegments, begin = dealt.half() * kHalfSegments * length;
-    if (length == 1) {
+    for (int j = 0; j < 2; ++j) {
+      const int row = Sums::row(lane, j), pair = row < num_rows ? chosen.pair[i][row] : -1;
+      if (pair < 0) continue;
+      const float weight = chosen.weight[row * Dims::kTopK + pair];
 #pragma unroll
-      for (int first = 0; first < kHalfSegments; first += kSide) {
-        const uint32_t slot = ring.take();
-        Sums sums[kSide];
-#pragma unroll
-        for (int i = 0; i < kSide; ++i) add_unit<kind>(sums[i], slot + i * kBytes, x.unit(begin + first + i), lane);
-#pragma unroll
-        for (int i = 0; i < kSide; ++i) add_weighted(total[first + i], weight, sums[i]);
-        ring.give_back();
+      for (int s = 0; s < kHalfSegments; ++s) {
+        total[s].value[j] = __fmaf_rn(weight, sums[s].value[j], total[s].value[j]);
+        total[s].value[j + 2] = __fmaf_rn(weight, sums[s].value[j + 2], total[s].value[j + 2]);
       }
-      return;
-    }
-    uint32_t slot = 0;
-    int in_slot = kUnits;
-#pragma unroll 1
-    for (int s = 0; s < kHalfSegments; ++s) {
-      Sums sums;
-#pragma unroll 1
-      for (int u = 0; u < length; ++u) {
-        if (in_slot == kUnits) slot = ring.take(), in_slot = 0;
-        add_unit<kind>(sums, slot + in_slot * kBytes, x.unit(begin + s * length + u), lane);
-        const bool is_last = s == kHalfSegments - 1 && u + 1 == length;
-        if (++in_slot == kUnits || is_last) ring.give_back();
-      }
-#pragma unroll
-      for (int t = 0; t < kHalfSegments; ++t)
-        if (t == s) add_weighted(total[t], weight, sums);
     }
   }
 };

@@ -17,11 +17,11 @@ __device__ __forceinline__ float router_sum(const float* sums, int tile, int out
 }
 
 // All experts of some rows, ascending, each once. One row's are that already.
-__device__ __forceinline__ void list_experts(Chosen& chosen, int num_rows, int top_k) {
-  constexpr int kWords = kMaxDecodeExperts / 32;
+__device__ __forceinline__ void list_experts(Chosen& chosen, int num_rows) {
+  constexpr int kWords = Dims::kExperts / 32, top_k = Dims::kTopK;
   const int thread = threadIdx.x, num_pairs = num_rows * top_k;
   if (thread < kWords) chosen.bits[thread] = 0;
-  if (thread < kMaxDecodeRows * kMaxDecodeTopK)
+  if (thread < kMaxDecodePairs)
     for (int row = 0; row < kMaxDecodeRows; ++row) chosen.pair[thread][row] = -1;
   __syncthreads();
   const int id = thread < num_pairs ? chosen.expert_id[thread] : 0;
@@ -43,11 +43,11 @@ __device__ __forceinline__ void list_experts(Chosen& chosen, int num_rows, int t
 __device__ __forceinline__ void choose_experts(const DecodeArgs& k, const float* bias, int num_rows, unsigned char* memory,
                                                Chosen& chosen) {
   const DecodeLayersArgs& a = k.a;
-  const int num_experts = int(a.num_experts);
+  constexpr int num_experts = Dims::kExperts;
   float* logits = reinterpret_cast<float*>(memory + kSumsAt);
   MoeRouteArgs route{};
   route.bias = bias, route.expert_id = chosen.expert_id, route.weight = chosen.weight;
-  route.num_rows = num_rows, route.num_experts = num_experts, route.top_k = a.top_k, route.scoring = kSigmoid;
+  route.num_rows = num_rows, route.num_experts = num_experts, route.top_k = Dims::kTopK, route.scoring = kSigmoid;
   route.renormalize = a.renormalize, route.scaling_factor = a.scaling_factor;
   const RouteSizes sizes(route);
   const RouteShared shared(route, sizes, reinterpret_cast<double*>(memory + kRouteAt));
@@ -59,7 +59,7 @@ __device__ __forceinline__ void choose_experts(const DecodeArgs& k, const float*
     route_row(route, sizes, shared, row, logits);
     __syncthreads();
   }
-  list_experts(chosen, num_rows, int(a.top_k));
+  list_experts(chosen, num_rows);
   __syncthreads();
 }
 

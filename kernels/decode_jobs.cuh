@@ -10,7 +10,7 @@
 namespace kdtree {
 
 constexpr int kHalfSegments = kNumSegments / 2, kPairs = kDecodeWarps / 2, kRouterShift = kDecodeWarps / 2;
-constexpr int kNoMore = -1;
+static_assert(kHalfSegments == kDownUnits && kHalfSegments == kFloatUnits);
 
 struct Dealt {
   int block, num_blocks, warp;
@@ -20,33 +20,35 @@ struct Dealt {
   __device__ __forceinline__ int segment(int n) const {
     return (n * kDecodeWarps + (warp + kRouterShift) % kDecodeWarps) * num_blocks + block;
   }
+  __device__ __forceinline__ int tile(int n) const { return n * num_blocks + block; }
   __device__ __forceinline__ int tile_of_two(int n) const { return (n * kPairs + warp / 2) * num_blocks + block; }
   __device__ __forceinline__ int half() const { return warp % 2; }
 };
 
-__device__ __forceinline__ DecodeSpan half_units(int num_units, int half) {
+__device__ __forceinline__ constexpr DecodeSpan half_units(int num_units, int half) {
   return {half * num_units / 2, (half + 1) * num_units / 2};
 }
 
-class Jobs {
+class Pieces {
  public:
   int num_routed = 0;  // layers whose experts are known
 
-  __device__ __forceinline__ Jobs(const DecodeArgs& k, const Chosen& chosen, Dealt at)
+  __device__ __forceinline__ Pieces(const DecodeArgs& k, const Chosen& chosen, Dealt at)
       : k_(k), chosen_(chosen), at_(at), phase_(k.a.first_phase) {}
 
-  __device__ __forceinline__ Job next() {
-#pragma unroll 1
-    while (layer_ < k_.a.num_layers) {
-      if (phase_ >= kUp && num_routed <= layer_) break;
-      const Job job = find(k_.layers[layer_]);
-      ++n_;
-      if (job.num_units > 0) return job;
-      if (job.num_units == 0) continue;
-      n_ = 0;
-      if (++phase_ >= k_.a.end_phase) phase_ = k_.a.first_phase, ++layer_;
+  // The next piece of the job at hand; else the first one of the next.
+  __device__ __forceinline__ Piece next(int lane) {
+    if (units_ == 0 && !find_job(lane)) return {nullptr, 0, 0};
+    if (blocks_ == 0) {
+      const int units = min(units_, kFloatUnits);
+      const Piece piece{from_, units * kBf16UnitBytes, 0};
+      from_ += kFloatUnits * kBf16UnitBytes, units_ -= units;
+      return piece;
     }
-    return {nullptr, 0, 0, Weights::kFloats};
+    const int blocks = min(units_ * 2, blocks_);  // of gates and ups
+    const Piece piece{from_, blocks * kInt4BlockBytes, blocks};
+    from_ += kPairUnits * kColumnUnitBytes, units_ -= blocks / 2;
+    return piece;
   }
 
  private:
@@ -54,67 +56,92 @@ class Jobs {
   const Chosen& chosen_;
   const Dealt at_;
   int layer_ = 0, phase_, n_ = 0;
+  const char* from_ = nullptr;  // of the job at hand: its next piece, of INT4 this lane's block of it
+  int units_ = 0, blocks_ = 0;  // that are left; blocks of a whole piece, 0 of BF16
 
-  static __device__ __forceinline__ Job none() { return {nullptr, 0, kNoMore, Weights::kFloats}; }
+  // Not in line: it is needed once for many pieces.
+  __device__ __forceinline__ bool find_job(int lane) {
+#pragma unroll 1
+    while (layer_ < k_.a.num_layers) {
+      if (phase_ >= kUp && num_routed <= layer_) return false;
+      const bool found = find(k_.layers[layer_], lane);
+      ++n_;
+      if (found && units_ > 0) return true;
+      if (found) continue;
+      n_ = 0;
+      if (++phase_ >= k_.a.end_phase) phase_ = k_.a.first_phase, ++layer_;
+    }
+    return false;
+  }
 
-  static __device__ __forceinline__ Job floats(const void* packed, int tile, int num_units, DecodeSpan span) {
-    const int64_t first = int64_t(tile) * num_units + span.begin;
-    return {static_cast<const char*>(packed) + first * kBf16UnitBytes, 0, span.size(), Weights::kFloats};
+  __device__ __forceinline__ bool floats(const void* packed, int tile, int num_units, DecodeSpan span) {
+    from_ = static_cast<const char*>(packed) + int64_t(tile * num_units + span.begin) * kBf16UnitBytes;
+    units_ = span.size(), blocks_ = 0;
+    return true;
+  }
+
+  __device__ __forceinline__ bool by_block(const void* packed, int num_tiles, int num_units) {
+    const int tile = at_.tile(n_);
+    return tile < num_tiles && floats(packed, tile, num_units, segment_units(num_units, at_.warp));
+  }
+  __device__ __forceinline__ bool by_halves(const void* packed, int num_tiles, int num_units) {
+    const int tile = at_.tile_of_two(n_);
+    return tile < num_tiles && floats(packed, tile, num_units, half_units(num_units, at_.half()));
+  }
+
+  __device__ __forceinline__ bool router(const DecodeLayer& w) {
+    const int place = at_.segment(n_), tile = place / kNumSegments;
+    if (tile >= kAllRouterTiles) return false;
+    const bool is_shared = tile >= kRouterTiles;
+    return floats(is_shared ? w.shared_gate_up : w.router, is_shared ? tile - kRouterTiles : tile, units_of(Dims::kDim),
+                  segment_units(units_of(Dims::kDim), place % kNumSegments));
   }
 
   static __device__ __forceinline__ const char* int4_block(const void* packed, int expert, int num_tiles, int tile, int num_units,
                                                            int unit) {
-    const int64_t place = (int64_t(expert) * (num_tiles / kInt4ColumnTiles) + tile / kInt4ColumnTiles) * num_units + unit;
+    const int64_t place = int64_t(expert) * (num_tiles / kInt4ColumnTiles * num_units) + tile / kInt4ColumnTiles * num_units + unit;
     return static_cast<const char*>(packed) + place * kColumnUnitBytes + tile % kInt4ColumnTiles * kInt4BlockBytes;
   }
 
-  __device__ __forceinline__ Job router(const DecodeLayer& w) const {
-    const int place = at_.segment(n_), tile = place / kNumSegments, routed = k_.sizes.router_tiles;
-    if (tile >= routed + 2 * k_.sizes.shared_tiles) return none();
-    const bool is_shared = tile >= routed;
-    return floats(is_shared ? w.shared_gate_up : w.router, is_shared ? tile - routed : tile, k_.sizes.dim_units,
-                  segment_units(k_.sizes.dim_units, place % kNumSegments));
+  // Lane 2 * u has the gates of a piece's u-th unit, the lane after it the ups.
+  __device__ __forceinline__ bool up(const DecodeLayer& w, int lane) {
+    const int item = at_.tile(n_), i = item / kGateTiles, tile = item % kGateTiles;
+    if (i >= chosen_.num_experts) return false;
+    const DecodeSpan span = segment_units(units_of(Dims::kDim), at_.warp);
+    from_ = int4_block(w.gate_up, chosen_.expert[i], 2 * kGateTiles, tile + lane % 2 * kGateTiles, units_of(Dims::kDim),
+                       span.begin + lane / 2);
+    units_ = span.size(), blocks_ = 2 * kPairUnits;
+    return true;
   }
 
-  __device__ __forceinline__ Job up(const DecodeLayer& w) const {
-    const int gates = k_.sizes.gate_tiles, item = at_.block + n_ * at_.num_blocks, i = item / gates, tile = item - i * gates;
-    if (i >= chosen_.num_experts) return none();
-    const int expert = chosen_.expert[i], num_units = k_.sizes.dim_units;
-    const DecodeSpan span = segment_units(num_units, at_.warp);
-    const char* from = int4_block(w.gate_up, expert, 2 * gates, tile, num_units, span.begin);
-    const char* second = int4_block(w.gate_up, expert, 2 * gates, tile + gates, num_units, span.begin);
-    return {from, static_cast<uint32_t>(second - from), span.size(), Weights::kPair};
+  // Of each tile some experts at a time, four units of each; then the shared one. Lane 4 * i + u has the u-th unit of the i-th.
+  __device__ __forceinline__ bool down(const DecodeLayer& w, int lane) {
+    const int turns = (chosen_.num_experts + kDownExperts - 1) / kDownExperts + 1, round = n_ / turns, turn = n_ - round * turns;
+    const int tile = at_.tile_of_two(round);
+    if (tile >= tiles_of(Dims::kDim)) return false;
+    if (turn + 1 == turns)
+      return floats(w.shared_down, tile, units_of(Dims::kSharedWidth), half_units(units_of(Dims::kSharedWidth), at_.half()));
+    const int count = min(kDownExperts, chosen_.num_experts - turn * kDownExperts);
+    const int i = turn * kDownExperts + min(lane / kDownUnits, count - 1);
+    from_ = int4_block(w.down, chosen_.expert[i], tiles_of(Dims::kDim), tile, units_of(Dims::kWidth),
+                       at_.half() * kDownUnits + lane % kDownUnits);
+    units_ = count * kDownUnits / 2, blocks_ = count * kDownUnits;
+    return true;
   }
 
-  // Of each tile the experts in their order, then the shared one.
-  __device__ __forceinline__ Job down(const DecodeLayer& w) const {
-    const int num_sources = chosen_.num_experts + 1, turn = n_ / num_sources, source = n_ - turn * num_sources;
-    const int tile = at_.tile_of_two(turn), num_tiles = k_.sizes.dim_tiles;
-    if (tile >= num_tiles) return none();
-    if (source == chosen_.num_experts)
-      return floats(w.shared_down, tile, k_.sizes.shared_units, half_units(k_.sizes.shared_units, at_.half()));
-    const int num_units = k_.sizes.width_units;
-    const DecodeSpan span = half_units(num_units, at_.half());
-    return {int4_block(w.down, chosen_.expert[source], num_tiles, tile, num_units, span.begin), 0, span.size(), Weights::kInt4};
-  }
-
-  // The n-th job of the phase; num_units kNoMore where there is none.
-  __device__ __forceinline__ Job find(const DecodeLayer& w) const {
-    if (phase_ == kLeaves) return none();
-    if (phase_ == kRouter) return router(w);
-    if (phase_ == kUp) return up(w);
-    if (phase_ == kDown) return down(w);
-    const DecodeSizes& s = k_.sizes;
-    const bool halves = phase_ == kAbsorb || phase_ == kOutput;
-    const int tile = halves ? at_.tile_of_two(n_) : at_.block + n_ * at_.num_blocks;
-    const void* packed = phase_ == kJoint ? w.q_kv_a : phase_ == kQueryPhase ? w.q_b : phase_ == kAbsorb ? w.w_kc :
-                         phase_ == kValues ? w.w_vc : w.o_proj;
-    const int num_tiles = phase_ == kJoint ? s.joint_tiles : phase_ == kQueryPhase ? s.query_tiles :
-                          phase_ == kAbsorb ? s.absorb_tiles : phase_ == kValues ? s.value_tiles : s.dim_tiles;
-    const int num_units = phase_ == kJoint ? s.dim_units : phase_ == kQueryPhase ? s.query_units :
-                          phase_ == kAbsorb ? s.nope_units : phase_ == kValues ? s.latent_units : s.value_units;
-    if (tile >= num_tiles) return none();
-    return floats(packed, tile, num_units, halves ? half_units(num_units, at_.half()) : segment_units(num_units, at_.warp));
+  // The n-th job of the phase; false where there is none.
+  __device__ __forceinline__ bool find(const DecodeLayer& w, int lane) {
+    switch (phase_) {
+      case kJoint: return by_block(w.q_kv_a, tiles_of(kJointOut), units_of(Dims::kDim));
+      case kQueryPhase: return by_block(w.q_b, tiles_of(kQueryOut), units_of(Dims::kQuery));
+      case kAbsorb: return by_halves(w.w_kc, tiles_of(Dims::kHeads * Dims::kLatent), units_of(Dims::kNope));
+      case kValues: return by_block(w.w_vc, tiles_of(kValueOut), units_of(Dims::kLatent));
+      case kOutput: return by_halves(w.o_proj, tiles_of(Dims::kDim), units_of(kValueOut));
+      case kRouter: return router(w);
+      case kUp: return up(w, lane);
+      case kDown: return down(w, lane);
+    }
+    return false;
   }
 };
 

@@ -50,31 +50,12 @@ int64_t lay_out_scratch(DecodeArgs& k, char* base) {
   return bytes + lay_out(k.attention, attention_of(k), a.num_rows, base + bytes);
 }
 
-DecodeSizes sizes_of(const DecodeLayersArgs& a) {
-  const auto units = [](int64_t length) { return int(length / kUnitInputs); };
-  const auto tiles = [](int64_t length) { return int(length / kTileOut); };
-  DecodeSizes z{};
-  z.dim_units = units(a.dim), z.query_units = units(a.query_dim), z.nope_units = units(a.nope_dim);
-  z.latent_units = units(a.latent_dim), z.value_units = units(a.num_heads * a.value_dim), z.width_units = units(a.width);
-  z.shared_units = units(a.shared_width), z.joint_tiles = tiles(a.query_dim + a.latent_dim + a.rope_dim);
-  z.query_tiles = tiles(a.num_heads * (a.nope_dim + a.rope_dim)), z.absorb_tiles = tiles(a.num_heads * a.latent_dim);
-  z.value_tiles = tiles(a.num_heads * a.value_dim), z.dim_tiles = tiles(a.dim), z.router_tiles = tiles(a.num_experts);
-  z.gate_tiles = tiles(a.width), z.shared_tiles = tiles(a.shared_width);
-  return z;
-}
-
 bool is_served(const DecodeLayersArgs& a) {
-  const auto whole = [](int64_t length, int64_t part) { return length > 0 && length % part == 0; };
-  if (a.num_layers > kMaxDecodeLayers || a.num_rows > kMaxDecodeRows || a.top_k > kMaxDecodeTopK) return false;
-  if (a.num_experts > kMaxDecodeExperts || a.top_k < 1 || a.top_k > a.num_experts) return false;
-  if (a.latent_dim != 512 || a.rope_dim != 64 || a.num_tree_slots > kFewTreeSlots) return false;
-  const bool tiles = whole(a.dim, 64) && whole(a.query_dim, 32) && whole(a.nope_dim, 32) && whole(a.value_dim, 32) &&
-                     whole(a.width, 256) && whole(a.shared_width, 256) && whole(a.num_experts, 16) && a.num_heads > 0;
-  const int64_t rows = std::max<int64_t>(1, a.num_rows);
-  const auto fits = [](int64_t num_rows, int64_t num_in) { return num_rows * row_pitch(int(num_in)) <= kRowsBytes; };
-  const int64_t hidden = rows * a.top_k * row_pitch(int(a.width)) + rows * row_pitch(int(a.shared_width));
-  return tiles && fits(rows, a.dim) && fits(rows, a.query_dim) && fits(rows, a.num_heads * a.nope_dim) &&
-         fits(rows, a.num_heads * a.value_dim) && fits(rows, a.latent_dim) && hidden <= kRowsBytes;
+  using D = DecodeDims;
+  return a.num_layers <= kMaxDecodeLayers && a.num_rows <= kMaxDecodeRows && a.num_tree_slots <= kFewTreeSlots &&
+         a.dim == D::kDim && a.query_dim == D::kQuery && a.latent_dim == D::kLatent && a.nope_dim == D::kNope &&
+         a.rope_dim == D::kRope && a.value_dim == D::kValue && a.num_heads == D::kHeads && a.num_experts == D::kExperts &&
+         a.top_k == D::kTopK && a.width == D::kWidth && a.shared_width == D::kSharedWidth;
 }
 
 }  // namespace
@@ -97,7 +78,7 @@ int decode_layers_cuda(const DecodeLayersArgs& a, void* stream) {
   if (!decode_layers_serves(a)) return kUnsupported;
   if (a.num_rows == 0 || a.num_layers == 0) return kOk;
   DecodeArgs k{};
-  k.a = a, k.sizes = sizes_of(a), k.costs = kAttnTuning.few;
+  k.a = a, k.costs = kAttnTuning.few;
   lay_out_scratch(k, static_cast<char*>(a.workspace));
   for (int64_t i = 0; i < a.num_layers; ++i)
     for (int p = 0; p < kDecodePointers; ++p)

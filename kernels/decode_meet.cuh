@@ -9,7 +9,7 @@ class Meeting {
  public:
   // count: a multiple of num_blocks while no launch is under way; it only grows.
   __device__ __forceinline__ Meeting(unsigned long long* count, unsigned num_blocks) : count_(count), num_blocks_(num_blocks) {
-    if (threadIdx.x == 0) target_ = load(count) / num_blocks * num_blocks;
+    if (threadIdx.x == 0) target_ = look(count) / num_blocks * num_blocks;
   }
 
   // All threads of the block.
@@ -18,11 +18,11 @@ class Meeting {
     if (threadIdx.x > 0) return;
     target_ += num_blocks_;
     __threadfence();
-    asm volatile("red.release.gpu.global.add.u64 [%0], 1;" ::"l"(count_) : "memory");
+    asm volatile("red.relaxed.gpu.global.add.u64 [%0], 1;" ::"l"(count_) : "memory");
   }
   __device__ __forceinline__ void wait() {
     if (threadIdx.x == 0) {
-      while (load(count_) < target_) {}
+      while (look(count_) < target_) {}
       __threadfence();
     }
     __syncthreads();
@@ -33,9 +33,9 @@ class Meeting {
   unsigned num_blocks_;
   unsigned long long target_ = 0;  // of thread 0
 
-  static __device__ __forceinline__ unsigned long long load(const unsigned long long* from) {
+  static __device__ __forceinline__ unsigned long long look(const unsigned long long* from) {
     unsigned long long value;
-    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
     return value;
   }
 };

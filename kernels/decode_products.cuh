@@ -59,22 +59,18 @@ __device__ __forceinline__ void add_int4(Sums& sums, uint32_t block, const uint4
   mma_bf16(sums.value, weights.get(1), x.z, x.w);
 }
 
-// Sums of neighbouring segments that come one after the other, added in pairs: four give a node of the tree.
-struct SumOfFour {
-  Sums pair, before;
-
-  // Segment s of 4 … The last one returns the sum in `mine`.
-  __device__ __forceinline__ void take(int s, Sums& mine) {
+// The same of neighbouring units, at most kMost: `num_units` of them.
+template <int kMost>
+__device__ __forceinline__ void add_floats(Sums& sums, uint32_t weights, const RowPlace& x, int first, int num_units, int lane) {
+  if (num_units == kMost) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const float two = __fadd_rn(before.value[e], mine.value[e]);
-      if (s % 2 == 0) before.value[e] = mine.value[e];
-      else if (s == 1) pair.value[e] = two;
-      else mine.value[e] = __fadd_rn(pair.value[e], two);
-    }
+    for (int i = 0; i < kMost; ++i) add_floats(sums, weights + i * kBf16UnitBytes, x.unit(first + i), lane);
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < num_units; ++i) add_floats(sums, weights + i * kBf16UnitBytes, x.unit(first + i), lane);
   }
-};
+}
 
-using WeightRing = Ring<Jobs>;
+using WeightRing = Ring<Pieces>;
 
 }  // namespace kdtree

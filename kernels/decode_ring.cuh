@@ -9,78 +9,48 @@
 namespace kdtree {
 
 constexpr int kDecodeWarps = 8, kDecodeThreads = kDecodeWarps * kWarp;
-constexpr int kUnitInputs = static_cast<int>(kSegmentUnit), kTileOut = 16, kTileRowsOfB = 8;
+constexpr int kUnitInputs = static_cast<int>(kSegmentUnit), kTileOut = 16;
 constexpr int kBf16UnitBytes = kUnitInputs * kTileOut * 2, kColumnUnitBytes = kInt4ColumnTiles * kInt4BlockBytes;
-constexpr int kSlotBytes = 2304, kRingSlots = 8, kRingBytes = kDecodeWarps * kRingSlots * kSlotBytes;
+constexpr int kSlotBytes = 16 * kInt4BlockBytes, kRingSlots = 4, kRingBytes = kDecodeWarps * kRingSlots * kSlotBytes;
 
-// How a job's units lie in memory, and how many of them a slot takes.
-enum class Weights : int {
-  kFloats,  // BF16, one unit behind the other
-  kPair,    // INT4: of a tile of gates and the tile of ups that belongs to it, each unit in a column
-  kInt4,    // INT4: of one tile, each unit in a column
+// What a slot takes of BF16 weights, of a tile of INT4 gates with its ups, and of INT4 down products: units of a tile, or experts,
+// with some units of each.
+constexpr int kFloatUnits = 4, kPairUnits = 8, kDownExperts = 4, kDownUnits = 4;
+static_assert(kFloatUnits * kBf16UnitBytes <= kSlotBytes && 2 * kPairUnits * kInt4BlockBytes == kSlotBytes &&
+              kDownExperts * kDownUnits * kInt4BlockBytes == kSlotBytes);
+
+// What comes into a slot: one piece of BF16 weights, or blocks of INT4 ones, a lane's each, which lie anywhere.
+struct Piece {
+  const char* from;  // of BF16: the piece; of INT4: the lane's block
+  int num_bytes;     // of all; 0: nothing is known to come
+  int num_blocks;    // of INT4; 0: BF16
 };
 
-__device__ __forceinline__ constexpr int units_of_slot(Weights w) {
-  return w == Weights::kFloats ? kSlotBytes / kBf16UnitBytes
-                               : kSlotBytes / kInt4BlockBytes / (w == Weights::kPair ? 2 : 1);
-}
-static_assert(units_of_slot(Weights::kFloats) == 2 && units_of_slot(Weights::kPair) == 4 && units_of_slot(Weights::kInt4) == 8);
-
-// Neighbouring units of one tile: what one warp multiplies in a row.
-struct Job {
-  const char* from;
-  uint32_t second;   // kPair: bytes from a gate's block to its up's
-  int num_units;     // 0: there is no such job
-  Weights kind;
-};
-
-// Copies up to a slot full of units; 16 bytes a lane.
-__device__ __forceinline__ void copy_units(uint32_t to, const Job& job, int num_units, int lane) {
-  if (job.kind == Weights::kFloats) {
-#pragma unroll
-    for (int i = 0; i < 2 * kBf16UnitBytes / 16 / kWarp; ++i)
-      if (i < num_units * (kBf16UnitBytes / 16 / kWarp)) cp_async16(to + (i * kWarp + lane) * 16, job.from + (i * kWarp + lane) * 16);
-    return;
-  }
-  constexpr int kPieces = kInt4BlockBytes / 16;  // of a block
-  const bool is_pair = job.kind == Weights::kPair;
-  const int num_blocks = is_pair ? 2 * num_units : num_units;
-#pragma unroll
-  for (int i = 0; i < (kSlotBytes / 16 + kWarp - 1) / kWarp; ++i) {
-    const int piece = i * kWarp + lane, block = piece / kPieces, unit = is_pair ? block / 2 : block;
-    if (block >= num_blocks) continue;
-    const char* from = job.from + unit * kColumnUnitBytes + (is_pair && block % 2 ? job.second : 0u);
-    cp_async16(to + piece * 16, from + (piece - block * kPieces) * 16);
-  }
-}
-
-__device__ __forceinline__ int64_t bytes_of_units(Weights kind, int num_units) {
-  return int64_t(num_units) * (kind == Weights::kFloats ? kBf16UnitBytes : kColumnUnitBytes);
-}
-
-// A warp's ring. Jobs: finds the job after the one that was found last, `Job next()`; num_units 0 while it is not known yet, or when
-// there is none left.
-template <class Jobs>
+// A warp's ring. Pieces: finds the piece after the one that was found last, `Piece next(lane)`.
+template <class Pieces>
 struct Ring {
-  Jobs jobs;
+  Pieces pieces;
   const uint32_t slots, full;  // shared addresses of this warp's slots and barriers
-  int num_asked = 0, num_taken = 0;  // slots, since the kernel began
-  Job job{nullptr, 0, 0, Weights::kFloats};  // what is asked for next
+  uint32_t num_asked = 0, num_taken = 0;  // slots, since the kernel began
 
-  __device__ __forceinline__ Ring(const Jobs& jobs, uint32_t slots, uint32_t full) : jobs(jobs), slots(slots), full(full) {}
+  __device__ __forceinline__ Ring(const Pieces& pieces, uint32_t slots, uint32_t full)
+      : pieces(pieces), slots(slots), full(full) {}
 
   static __device__ __forceinline__ void init_barriers(uint32_t full) {
-    for (int s = 0; s < kRingSlots; ++s) barrier_init(full + s * 8, kWarp);
+    for (int s = 0; s < kRingSlots; ++s) barrier_init(full + s * 8, 1);
   }
 
   __device__ __forceinline__ bool ask() {
-    if (job.num_units == 0) job = jobs.next();
-    if (job.num_units == 0) return false;
-    const int slot = num_asked % kRingSlots, units = min(job.num_units, units_of_slot(job.kind));
-    copy_units(slots + slot * kSlotBytes, job, units, threadIdx.x % kWarp);
-    barrier_arrive_after_copies(full + slot * 8);
-    job.from += bytes_of_units(job.kind, units);
-    job.num_units -= units;
+    const int lane = threadIdx.x % kWarp;
+    const Piece piece = pieces.next(lane);
+    if (piece.num_bytes == 0) return false;
+    const uint32_t s = num_asked % kRingSlots, barrier = full + s * 8, to = slots + s * kSlotBytes;
+    if (lane == 0) barrier_arrive_expect(barrier, piece.num_bytes);
+    if (piece.num_blocks == 0) {
+      if (lane == 0) bulk_copy(to, piece.from, piece.num_bytes, barrier);
+    } else if (lane < piece.num_blocks) {
+      bulk_copy(to + lane * kInt4BlockBytes, piece.from, kInt4BlockBytes, barrier);
+    }
     ++num_asked;
     return true;
   }
@@ -93,8 +63,9 @@ struct Ring {
 
   // The oldest slot, whose bytes are there. It has been asked for: what is taken is known.
   __device__ __forceinline__ uint32_t take() const {
-    barrier_wait(full + num_taken % kRingSlots * 8, num_taken / kRingSlots & 1);
-    return slots + num_taken % kRingSlots * kSlotBytes;
+    const uint32_t s = num_taken % kRingSlots;
+    barrier_wait(full + s * 8, num_taken / kRingSlots & 1);
+    return slots + s * kSlotBytes;
   }
 
   // It has been read.

@@ -7,6 +7,16 @@
 namespace kdtree {
 
 using Bf16 = __nv_bfloat16;
+using Dims = DecodeDims;
+
+// Units of 32 inputs of each reduction, tiles of 16 outputs of each product.
+__host__ __device__ constexpr int units_of(int num_in) { return num_in / kUnitInputs; }
+__host__ __device__ constexpr int tiles_of(int num_out) { return num_out / kTileOut; }
+constexpr int kJointOut = Dims::kQuery + Dims::kLatent + Dims::kRope, kQueryOut = Dims::kHeads * (Dims::kNope + Dims::kRope);
+constexpr int kValueOut = Dims::kHeads * Dims::kValue, kRouterTiles = tiles_of(Dims::kExperts);
+constexpr int kSharedTiles = tiles_of(Dims::kSharedWidth), kGateTiles = tiles_of(Dims::kWidth);  // of gates, and of ups
+constexpr int kAllRouterTiles = kRouterTiles + 2 * kSharedTiles;
+static_assert(units_of(Dims::kWidth) == kNumSegments && units_of(Dims::kSharedWidth) == kNumSegments, "a unit a segment");
 
 // Everything in BF16 lies as the operations' tensors do; sums as the accumulators of a warp, [tile, segment, lane, 4].
 struct DecodeScratch {
@@ -15,16 +25,8 @@ struct DecodeScratch {
   float* sums;
 };
 
-// Units of 32 inputs of each reduction, tiles of 16 outputs of each product.
-struct DecodeSizes {
-  int dim_units, query_units, nope_units, latent_units, value_units, width_units, shared_units;
-  int joint_tiles, query_tiles, absorb_tiles, value_tiles, dim_tiles, router_tiles;
-  int gate_tiles, shared_tiles;  // of gates, and of ups
-};
-
 struct DecodeArgs {
   DecodeLayersArgs a;
-  DecodeSizes sizes;
   DecodeScratch scratch;
   AttnLaunch attention;  // of which the cache is a layer's
   FewCosts costs;
@@ -32,13 +34,14 @@ struct DecodeArgs {
 };
 
 // The experts that the rows of a layer chose, and what each row has of them.
+constexpr int kMaxDecodePairs = kMaxDecodeRows * Dims::kTopK;
 struct Chosen {
-  int expert_id[kMaxDecodeRows * kMaxDecodeTopK];
-  float weight[kMaxDecodeRows * kMaxDecodeTopK];
-  unsigned bits[kMaxDecodeExperts / 32];
+  int expert_id[kMaxDecodePairs];
+  float weight[kMaxDecodePairs];
+  unsigned bits[Dims::kExperts / 32];
   int num_experts;
-  int expert[kMaxDecodeRows * kMaxDecodeTopK];                       // ascending
-  signed char pair[kMaxDecodeRows * kMaxDecodeTopK][kMaxDecodeRows];  // of expert i and a row, or -1
+  int expert[kMaxDecodePairs];                         // ascending
+  signed char pair[kMaxDecodePairs][kMaxDecodeRows];   // of expert i and a row, or -1
 };
 
 // Shared memory: rings, then what a phase needs for itself, whose end is for sums of segments and for routing.
@@ -47,10 +50,13 @@ constexpr int kSumsAt = kPhaseBytes - kRouteBytes - kSumsBytes, kRouteAt = kPhas
 constexpr int kRowsBytes = kSumsAt;  // for rows of x
 constexpr int kBarriersAt = kRingBytes, kChosenAt = kBarriersAt + kDecodeWarps * kRingSlots * 8;
 constexpr int kPlanAt = kChosenAt + (int(sizeof(Chosen)) + 15) / 16 * 16;
-constexpr int kPhaseAt = (kPlanAt + int(sizeof(FewPlan)) + 1023) / 1024 * 1024, kDecodeSharedBytes = kPhaseAt + kPhaseBytes;
+constexpr int kAttentionAt = kPlanAt + (int(sizeof(FewPlan)) + 15) / 16 * 16;
+constexpr int kPhaseAt = (kAttentionAt + int(sizeof(AttnLaunch)) + 1023) / 1024 * 1024, kDecodeSharedBytes = kPhaseAt + kPhaseBytes;
 static_assert(kDecodeSharedBytes + 1024 <= 227 * 1024, "one block of a multiprocessor of Hopper");
 
 __host__ __device__ constexpr int row_pitch(int num_in) { return num_in * 2 + 16; }  // bytes; 8 rows without bank conflicts
+static_assert(kMaxDecodeRows * row_pitch(Dims::kDim) <= kRowsBytes);
+static_assert(kMaxDecodePairs * row_pitch(Dims::kWidth) + kMaxDecodeRows * row_pitch(Dims::kSharedWidth) <= kRowsBytes);
 
 struct DecodeSpan {
   int begin, end;
@@ -58,7 +64,7 @@ struct DecodeSpan {
 };
 
 // Units of segment s of a reduction over num_units.
-__device__ __forceinline__ DecodeSpan segment_units(int num_units, int s) {
+__device__ __forceinline__ constexpr DecodeSpan segment_units(int num_units, int s) {
   return {s * num_units / kNumSegments, (s + 1) * num_units / kNumSegments};
 }
 
