@@ -56,10 +56,10 @@ struct DecodeBlock {
       const FewPlan found = plan_few(k.attention, k.costs, look_at_stream(k.attention), dealt.num_blocks, lane);
       if (lane == 0) plan = found, attention = k.attention;
     }
-    prefetch_vectors(0);
+    prefetch_vectors(0), prefetch_maps(0);
 #pragma unroll 1
     for (layer = 0; layer < a.num_layers; ++layer) {
-      prefetch_vectors(layer + 1);
+      prefetch_vectors(layer + 1), prefetch_maps(layer + 1);
 #pragma unroll 1
       for (int phase = a.first_phase; phase < a.end_phase; ++phase) {
         if (phase == kJoint || phase == kQueryPhase || phase == kRouter) norm(phase);
@@ -85,6 +85,12 @@ struct DecodeBlock {
     prefetch_to_l2(w.norm, Dims::kDim * 2), prefetch_to_l2(w.moe_norm, Dims::kDim * 2), prefetch_to_l2(w.q_norm, Dims::kQuery * 2);
     prefetch_to_l2(w.kv_norm, Dims::kLatent * 2);
     if (w.bias != nullptr) prefetch_to_l2(w.bias, Dims::kExperts * 4);
+  }
+
+  // A layer's maps, which every multiprocessor has to fetch.
+  __device__ __forceinline__ void prefetch_maps(int index) const {
+    if (threadIdx.x > 0 || index >= a.num_layers) return;
+    prefetch_map(k.maps[index].gate_up), prefetch_map(k.maps[index].down);
   }
 
   // --- rows --------------------------------------------------------------------------------------------------------
@@ -313,8 +319,8 @@ struct DecodeBlock {
 #pragma unroll
           for (int j = i; j < i + 2; ++j) {
             const uint4 row = place.unit(u + j);
-            add_int4(mine[0], slot + 2 * j * kInt4BlockBytes, row, lane);
-            add_int4(mine[1], slot + (2 * j + 1) * kInt4BlockBytes, row, lane);
+            add_int4(mine[0], slot + j * kInt4BlockBytes, row, lane);
+            add_int4(mine[1], slot + kUpsAt + j * kInt4BlockBytes, row, lane);
           }
         ring.give_back();
       }

@@ -38,16 +38,19 @@ class Pieces {
 
   // The next piece of the job at hand; else the first one of the next.
   __device__ __forceinline__ Piece next(int lane) {
-    if (units_ == 0 && !find_job(lane)) return {nullptr, 0, 0};
-    if (blocks_ == 0) {
+    Piece piece{};
+    if (units_ == 0 && !find_job(lane)) return piece;
+    if (map_ == nullptr) {
       const int units = min(units_, kFloatUnits);
-      const Piece piece{from_, units * kBf16UnitBytes, 0};
+      piece.num_bytes = units * kBf16UnitBytes, piece.from = from_;
       from_ += kFloatUnits * kBf16UnitBytes, units_ -= units;
       return piece;
     }
-    const int blocks = min(units_ * 2, blocks_);  // of gates and ups
-    const Piece piece{from_, blocks * kInt4BlockBytes, blocks};
-    from_ += kPairUnits * kColumnUnitBytes, units_ -= blocks / 2;
+    // Boxes of gates and of ups, or one of each expert: units_ counts those of all.
+    const int boxes = min(units_ / kBoxUnits, kBoxes);
+    piece.num_bytes = boxes * kBoxBytes, piece.map = map_, piece.tile = tile_, piece.unit = unit_, piece.to = to_;
+    piece.has_box = lane < kBoxes && (is_pair_ ? lane % 2 * 2 < boxes : lane < boxes);
+    unit_ += kPairUnits, units_ -= boxes * kBoxUnits;
     return piece;
   }
 
@@ -56,10 +59,14 @@ class Pieces {
   const Chosen& chosen_;
   const Dealt at_;
   int layer_ = 0, phase_, n_ = 0;
-  const char* from_ = nullptr;  // of the job at hand: its next piece, of INT4 this lane's block of it
-  int units_ = 0, blocks_ = 0;  // that are left; blocks of a whole piece, 0 of BF16
+  static constexpr int kBoxes = kSlotBytes / kBoxBytes;
+  int units_ = 0;                     // of the job at hand, that are left
+  const char* from_ = nullptr;        // of BF16, the next piece
+  const CUtensorMap* map_ = nullptr;  // of INT4; what this lane copies of the next piece
+  int to_ = 0, tile_ = 0, unit_ = 0;
+  bool is_pair_ = false;
 
-  // Not in line: it is needed once for many pieces.
+  // The next job that has units.
   __device__ __forceinline__ bool find_job(int lane) {
 #pragma unroll 1
     while (layer_ < k_.a.num_layers) {
@@ -76,7 +83,7 @@ class Pieces {
 
   __device__ __forceinline__ bool floats(const void* packed, int tile, int num_units, DecodeSpan span) {
     from_ = static_cast<const char*>(packed) + int64_t(tile * num_units + span.begin) * kBf16UnitBytes;
-    units_ = span.size(), blocks_ = 0;
+    units_ = span.size(), map_ = nullptr;
     return true;
   }
 
@@ -97,24 +104,25 @@ class Pieces {
                   segment_units(units_of(Dims::kDim), place % kNumSegments));
   }
 
-  static __device__ __forceinline__ const char* int4_block(const void* packed, int expert, int num_tiles, int tile, int num_units,
-                                                           int unit) {
-    const int64_t place = int64_t(expert) * (num_tiles / kInt4ColumnTiles * num_units) + tile / kInt4ColumnTiles * num_units + unit;
-    return static_cast<const char*>(packed) + place * kColumnUnitBytes + tile % kInt4ColumnTiles * kInt4BlockBytes;
+  // The first of a lane's units, of INT4 weights.
+  __device__ __forceinline__ void begin_int4(const CUtensorMap& map, int expert, int num_tiles, int tile, int num_units, int unit) {
+    map_ = &map, tile_ = tile % kInt4ColumnTiles;
+    unit_ = (expert * (num_tiles / kInt4ColumnTiles) + tile / kInt4ColumnTiles) * num_units + unit;
   }
 
-  // Lane 2 * u has the gates of a piece's u-th unit, the lane after it the ups.
-  __device__ __forceinline__ bool up(const DecodeLayer& w, int lane) {
+  // Lanes 0 and 1 have a piece's gates, four units each, lanes 2 and 3 its ups.
+  __device__ __forceinline__ bool up(int lane) {
     const int item = at_.tile(n_), i = item / kGateTiles, tile = item % kGateTiles;
     if (i >= chosen_.num_experts) return false;
     const DecodeSpan span = segment_units(units_of(Dims::kDim), at_.warp);
-    from_ = int4_block(w.gate_up, chosen_.expert[i], 2 * kGateTiles, tile + lane % 2 * kGateTiles, units_of(Dims::kDim),
-                       span.begin + lane / 2);
-    units_ = span.size(), blocks_ = 2 * kPairUnits;
+    const int is_up = lane / 2 % 2, part = lane % 2;
+    begin_int4(k_.maps[layer_].gate_up, chosen_.expert[i], 2 * kGateTiles, tile + is_up * kGateTiles, units_of(Dims::kDim),
+               span.begin + part * kBoxUnits);
+    to_ = is_up * kUpsAt + part * kBoxBytes, units_ = 2 * span.size(), is_pair_ = true;
     return true;
   }
 
-  // Of each tile some experts at a time, four units of each; then the shared one. Lane 4 * i + u has the u-th unit of the i-th.
+  // Of each tile some experts at a time, four units of each, a lane's; then the shared one.
   __device__ __forceinline__ bool down(const DecodeLayer& w, int lane) {
     const int turns = (chosen_.num_experts + kDownExperts - 1) / kDownExperts + 1, round = n_ / turns, turn = n_ - round * turns;
     const int tile = at_.tile_of_two(round);
@@ -122,10 +130,9 @@ class Pieces {
     if (turn + 1 == turns)
       return floats(w.shared_down, tile, units_of(Dims::kSharedWidth), half_units(units_of(Dims::kSharedWidth), at_.half()));
     const int count = min(kDownExperts, chosen_.num_experts - turn * kDownExperts);
-    const int i = turn * kDownExperts + min(lane / kDownUnits, count - 1);
-    from_ = int4_block(w.down, chosen_.expert[i], tiles_of(Dims::kDim), tile, units_of(Dims::kWidth),
-                       at_.half() * kDownUnits + lane % kDownUnits);
-    units_ = count * kDownUnits / 2, blocks_ = count * kDownUnits;
+    begin_int4(k_.maps[layer_].down, chosen_.expert[turn * kDownExperts + min(lane, count - 1)], tiles_of(Dims::kDim), tile,
+               units_of(Dims::kWidth), at_.half() * kDownUnits);
+    to_ = lane * kBoxBytes, units_ = count * kDownUnits, is_pair_ = false;
     return true;
   }
 
@@ -138,7 +145,7 @@ class Pieces {
       case kValues: return by_block(w.w_vc, tiles_of(kValueOut), units_of(Dims::kLatent));
       case kOutput: return by_halves(w.o_proj, tiles_of(Dims::kDim), units_of(kValueOut));
       case kRouter: return router(w);
-      case kUp: return up(w, lane);
+      case kUp: return up(lane);
       case kDown: return down(w, lane);
     }
     return false;

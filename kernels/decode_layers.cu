@@ -50,6 +50,12 @@ int64_t lay_out_scratch(DecodeArgs& k, char* base) {
   return bytes + lay_out(k.attention, attention_of(k), a.num_rows, base + bytes);
 }
 
+int map_layer(DecodeMaps& maps, const DecodeLayer& w) {
+  constexpr int64_t kUpColumns = 2 * Dims::kWidth / kInt4ColumnOut, kDownColumns = Dims::kDim / kInt4ColumnOut;
+  if (const int status = map_int4(maps.gate_up, w.gate_up, Dims::kExperts * kUpColumns * units_of(Dims::kDim))) return status;
+  return map_int4(maps.down, w.down, Dims::kExperts * kDownColumns * units_of(Dims::kWidth));
+}
+
 bool is_served(const DecodeLayersArgs& a) {
   using D = DecodeDims;
   return a.num_layers <= kMaxDecodeLayers && a.num_rows <= kMaxDecodeRows && a.num_tree_slots <= kFewTreeSlots &&
@@ -83,6 +89,8 @@ int decode_layers_cuda(const DecodeLayersArgs& a, void* stream) {
   for (int64_t i = 0; i < a.num_layers; ++i)
     for (int p = 0; p < kDecodePointers; ++p)
       reinterpret_cast<int64_t*>(&k.layers[i])[p] = a.pointers[i * kDecodePointers + p];
+  for (int64_t i = 0; i < a.num_layers; ++i)
+    if (const int status = map_layer(k.maps[i], k.layers[i])) return status;
   int device = 0, num_multiprocessors = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return kCudaError;
   if (cudaDeviceGetAttribute(&num_multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return kCudaError;

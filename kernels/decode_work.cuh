@@ -25,12 +25,18 @@ struct DecodeScratch {
   float* sums;
 };
 
+// Of a layer's INT4 weights.
+struct DecodeMaps {
+  CUtensorMap gate_up, down;
+};
+
 struct DecodeArgs {
   DecodeLayersArgs a;
   DecodeScratch scratch;
   AttnLaunch attention;  // of which the cache is a layer's
   FewCosts costs;
   DecodeLayer layers[kMaxDecodeLayers];
+  DecodeMaps maps[kMaxDecodeLayers];
 };
 
 // The experts that the rows of a layer chose, and what each row has of them.
