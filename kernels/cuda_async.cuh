@@ -35,9 +35,6 @@ __device__ __forceinline__ void mma_bf16(float (&c)[4], uint4 a, uint32_t b0, ui
 __device__ __forceinline__ void barrier_init(uint32_t barrier, int count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
-__device__ __forceinline__ void barrier_invalidate(uint32_t barrier) {  // its place may hold something else from now on
-  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

@@ -41,7 +41,6 @@ struct LaunchShape {
   int cluster = 1;
   Start start = Start::kAfterPrevious;
   size_t shared_limit = 0;  // the most shared memory that this kernel is ever launched with, if it varies
-  bool is_cooperative = false;  // all blocks stay side by side, or the launch fails
 };
 
 // A kernel may use more than 48 KB of shared memory only after its limit was raised, once for each device.
@@ -73,7 +72,7 @@ int launch(void (*kernel)(Params...), const LaunchShape& shape, void* stream, Ar
   config.blockDim = shape.block;
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
-  cudaLaunchAttribute attribute[3];
+  cudaLaunchAttribute attribute[2];
   if (shape.cluster > 1) {
     attribute[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
     attribute[config.numAttrs].val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
@@ -82,11 +81,6 @@ int launch(void (*kernel)(Params...), const LaunchShape& shape, void* stream, Ar
   if (shape.start == Start::kEarly) {
     attribute[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute[config.numAttrs].val.programmaticStreamSerializationAllowed = 1;
-    ++config.numAttrs;
-  }
-  if (shape.is_cooperative) {
-    attribute[config.numAttrs].id = cudaLaunchAttributeCooperative;
-    attribute[config.numAttrs].val.cooperative = 1;
     ++config.numAttrs;
   }
   config.attrs = attribute;

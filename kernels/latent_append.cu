@@ -1,13 +1,34 @@
 // latent_append: three kinds of blocks, one launch. For each row one block norms the latent into its slot of the cache, one
 // turns the key into it, and where queries have a latent one norms that. Nothing is written outside the cache; a position
 // outside the table gives a key of NaN. The bits are those of rms_norm, rope and cache_append.
-#include "latent_row.cuh"
 #include "norm_row.cuh"
+#include "rotate.cuh"
 
 namespace kdtree {
 namespace {
 
 enum Part { kLatent, kKey, kQuery };
+
+// Where a row lies in the cache; null outside of it.
+template <class Float>
+__device__ __forceinline__ Float* slot_of(const LatentAppendArgs& a, int64_t row) {
+  const int32_t stream = a.stream[row], slot = a.slot[row];
+  if (stream < 0 || stream >= a.num_streams || slot < 0 || slot >= a.num_slots) return nullptr;
+  return static_cast<Float*>(a.cache) + (stream * a.num_slots + slot) * (a.latent_dim + a.rope_dim);
+}
+
+template <class Float>
+__device__ __forceinline__ void turn_key(const LatentAppendArgs& a, int64_t row, const Float* key, Float* out) {
+  const int32_t position = a.position[row];
+  if (out == nullptr) return;
+  if (position < 0 || position >= a.num_positions) {
+    poison_row(reinterpret_cast<char*>(out), a.rope_dim * int64_t(sizeof(Float)));
+    return;
+  }
+  const int half = static_cast<int>(a.rope_dim / 2);
+  for (int i = threadIdx.x; i < half; i += blockDim.x)
+    rotate_pair(key, a.cos_sin + position * a.rope_dim, out, i, half);
+}
 
 template <class Float, bool kAligned>
 __global__ void __launch_bounds__(kMaxNormThreads) latent_append_kernel(LatentAppendArgs a) {

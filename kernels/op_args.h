@@ -328,32 +328,6 @@ struct VerifyAttnArgs {
   int64_t workspace_bytes;   // below verify_attn_cuda_workspace_bytes(args): the rows are done in several launches
 };
 
-// Some neighbouring decoder layers of few rows, in one launch of blocks that all stay: attention with a query latent, then INT4
-// experts beside a shared one (see Attention and MoeFeedForward in Python). The bits are those of the operations one by one:
-// rms_norm, linear, latent_append, absorb_query, verify_attn, linear of heads, moe_route, moe_experts. One stream, BF16.
-struct DecodeLayersArgs {
-  const int64_t* pointers;   // [num_layers, 16], on the host: addresses of norm [D], q_kv_a packed [Q+C+R, D], q_norm [Q],
-                             // kv_norm [C], q_b packed [H*(K+R), Q], w_kc packed [H, C, K], w_vc packed [H, V, C], o_proj
-                             // packed [D, H*V], cache [1, P, C+R], moe_norm [D], router packed [E, D], bias f32 [E] or 0,
-                             // gate_up INT4 [E, 2I, D], down INT4 [E, D, I], shared_gate_up packed [2S, D], shared_down [D, S]
-  void* x;                   // BF16 [T, D], in and out
-  const float* cos_sin;      // f32 [num_positions, R]
-  const int32_t* stream;     // [T]
-  const int32_t* node;       // [T]
-  const int32_t* position;   // [T]
-  const int32_t* slot;       // [T]
-  const int32_t* parent;     // [1, N]
-  const int32_t* depth;      // [1, N]
-  const int32_t* prefix_len; // [1]
-  const int32_t* num_rows_device;  // or nullptr: only the first *num_rows_device rows are in use
-  int64_t num_layers, num_rows, dim, query_dim, latent_dim, nope_dim, rope_dim, value_dim, num_heads;  // . T D Q C K R V H
-  int64_t num_experts, top_k, width, shared_width, num_positions, num_slots, num_tree_slots;          // E . I S . P N
-  float eps, latent_eps, scale, scaling_factor;
-  bool renormalize;
-  int32_t first_phase, end_phase;  // which of decode_layer.h are run, of every layer; all: 0 and 9
-  void* workspace;           // decode_layers_cuda_workspace_bytes(args) bytes, aligned to 256; its first 8 are zero at first
-};
-
 // --- block drafters -------------------------------------------------------------------------------------------------
 
 // What a drafter remembers of T committed tokens, in all of its layers: each head of a key is normalised (as rms_norm, with
@@ -557,7 +531,6 @@ int sample_cuda(const SampleArgs&, void* stream);
 int sample_among_cuda(const SampleAmongArgs&, void* stream);
 int moe_route_cuda(const MoeRouteArgs&, void* stream);
 int moe_experts_cuda(const MoeExpertsArgs&, void* stream);
-int decode_layers_cuda(const DecodeLayersArgs&, void* stream);
 int cache_append_cuda(const CacheAppendArgs&, void* stream);
 int latent_append_cuda(const LatentAppendArgs&, void* stream);
 int absorb_query_cuda(const AbsorbQueryArgs&, void* stream);
@@ -573,8 +546,6 @@ int tree_accept_cuda(const TreeAcceptArgs&, void* stream);
 int step_commit_cuda(const StepCommitArgs&, void* stream);
 int accepted_features_cuda(const AcceptedFeaturesArgs&, void* stream);
 int64_t moe_experts_cuda_workspace_bytes(const MoeExpertsArgs&);
-bool decode_layers_serves(const DecodeLayersArgs&);  // on the current device
-int64_t decode_layers_cuda_workspace_bytes(const DecodeLayersArgs&);
 int64_t verify_attn_cuda_workspace_bytes(const VerifyAttnArgs&);
 int64_t draft_topk_cuda_workspace_bytes(const DraftTopkArgs&);
 

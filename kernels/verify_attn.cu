@@ -1,9 +1,7 @@
 // verify_attn: attention of tree nodes over the latent cache, split over the keys. First every leaf of every query
 // (attn_leaves.h) becomes a partial result (maximum, sum, weighted latents) in the workspace; then `fold` adds the
 // leaves of a query in a fixed order of their index. Both read prefix lengths and row counts on the device.
-#include "verify_attn_few_kernel.cuh"
 #include "verify_attn_fold.cuh"
-#include "verify_attn_launch.cuh"
 #include "verify_attn_mma.cuh"
 #include "verify_attn_simt.cuh"
 #include "verify_attn_wgmma.cuh"
@@ -40,6 +38,28 @@ int find_device(Device& device) {
   return kOk;
 }
 
+int64_t align256(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+int64_t max_leaves(const VerifyAttnArgs& a) { return leaf_of(int(a.num_slots)) + 1; }
+
+// Lays the workspace of `num_rows` rows out from `base`; the bytes it takes.
+int64_t lay_out(AttnLaunch& launch, const VerifyAttnArgs& a, int64_t num_rows, char* base) {
+  launch.a = a;
+  launch.num_rows = num_rows;
+  launch.num_queries = num_rows * a.num_heads;
+  launch.max_leaves = max_leaves(a);
+  launch.pitch = (a.latent_dim + 3) / 4 * 4;
+  const int64_t num_leaves = launch.num_queries * launch.max_leaves;
+  int64_t bytes = 256;
+  launch.tickets = reinterpret_cast<uint64_t*>(base);
+  launch.num_leaves = reinterpret_cast<int32_t*>(base + bytes);
+  bytes += align256(num_rows * int64_t(sizeof(int32_t)));
+  launch.stats = reinterpret_cast<float2*>(base + bytes);
+  bytes += align256(num_leaves * int64_t(sizeof(float2)));
+  launch.partials = reinterpret_cast<float*>(base + bytes);
+  return bytes + align256(num_leaves * launch.pitch * int64_t(sizeof(float)));
+}
+
 template <class Float>
 int launch_fold(const AttnLaunch& launch_args, const Device& device, void* stream) {
   const int64_t pieces = launch_args.num_queries * ceil_div(launch_args.a.latent_dim, kFoldColumns);
@@ -59,12 +79,6 @@ int launch_wgmma(const AttnLaunch& launch_args, const LaunchShape& shape, void* 
   return launch(attn_wgmma_kernel, shape, stream, launch_args, KDTREE_ATTN_TUNING.wgmma, maps);
 }
 
-// Whether Hopper's kernel for few queries of one stream is the one.
-bool takes_few(const VerifyAttnArgs& a, const Device& device) {
-  return device.is_hopper && a.dtype == kBF16 && a.latent_dim == kWgmmaLatent && a.rope_dim == kWgmmaRope &&
-         a.num_streams == 1 && a.num_tree_slots <= kFewTreeSlots && a.num_rows * a.num_heads <= KDTREE_ATTN_TUNING.most_few;
-}
-
 int launch_leaves(const AttnLaunch& launch_args, const Device& device, void* stream) {
   const VerifyAttnArgs& a = launch_args.a;
   const auto shape = [&](int threads, int shared_bytes) {
@@ -81,9 +95,6 @@ int launch_leaves(const AttnLaunch& launch_args, const Device& device, void* str
     using S = decltype(mma);
     return launch(attn_mma_kernel<S>, shape(kMmaThreads, S::kSharedBytes), stream, launch_args, KDTREE_ATTN_TUNING.mma);
   };
-  if (takes_few(a, device))
-    return launch(attn_few_kernel, shape(kFewThreads, int(sizeof(FewShared<kFewStages>))), stream, launch_args,
-                  KDTREE_ATTN_TUNING.few);
   if (is_kimi && device.is_hopper) return launch_wgmma(launch_args, shape(kWgmmaThreads, kWgmmaSharedBytes), stream);
   if (is_kimi) return launch_mma(KimiShape());
   if (is_nano) return launch_mma(NanoShape());

@@ -27,20 +27,16 @@ struct QueryTotal {
   float largest, inverse_sum;
 };
 
-// `stats_of(leaf)` reads them.
-template <class Stats>
-__device__ __forceinline__ QueryTotal total_of(const Stats& stats_of, int num_leaves, int lane) {
-  const float2 first = lane < num_leaves ? stats_of(lane) : make_float2(-INFINITY, 0.0f);
+__device__ __forceinline__ QueryTotal total_of(const float2* stats, int num_leaves, int lane) {
+  const float2 first = lane < num_leaves ? stats[lane] : make_float2(-INFINITY, 0.0f);
   float largest = first.x;
 #pragma unroll 1
-  for (int c = lane + kWarp; c < num_leaves; c += kWarp) largest = fmaxf(largest, stats_of(c).x);
+  for (int c = lane + kWarp; c < num_leaves; c += kWarp) largest = fmaxf(largest, stats[c].x);
   largest = warp_max(largest);
   float sum = lane < num_leaves ? __fmul_rn(exp2f(__fsub_rn(first.x, largest)), first.y) : 0.0f;
 #pragma unroll 1
-  for (int c = lane + kWarp; c < num_leaves; c += kWarp) {
-    const float2 own = stats_of(c);
-    sum = __fmaf_rn(exp2f(__fsub_rn(own.x, largest)), own.y, sum);
-  }
+  for (int c = lane + kWarp; c < num_leaves; c += kWarp)
+    sum = __fmaf_rn(exp2f(__fsub_rn(stats[c].x, largest)), stats[c].y, sum);
   return {largest, __fdiv_rn(1.0f, warp_sum(sum))};
 }
 
@@ -104,7 +100,7 @@ __device__ __forceinline__ void fold_piece(const AttnLaunch& launch, const FoldP
   const float2* stats = launch.stats + int64_t(piece.query) * launch.max_leaves;
   LeafColumns<kSplit> leaves;
   leaves.load(from, stats, leaf_stride, num_used, first, kStep);  // on their way while the maximum is found
-  const QueryTotal total = total_of([stats](int leaf) { return stats[leaf]; }, num_leaves, lane);
+  const QueryTotal total = total_of(stats, num_leaves, lane);
   float4 acc[kSums];
 #pragma unroll
   for (auto& sum : acc) sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);

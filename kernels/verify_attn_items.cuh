@@ -32,7 +32,7 @@ __device__ __forceinline__ void set_stream(const AttnLaunch& launch, int stream,
 }
 
 // One thread. An item without keys (end == begin) has nothing to do.
-inline __device__ void find_tail_item(const AttnLaunch& launch, const AttnPlan& plan, int index, AttnItem& item) {
+__device__ void find_tail_item(const AttnLaunch& launch, const AttnPlan& plan, int index, AttnItem& item) {
   const VerifyAttnArgs& a = launch.a;
   const int tiles = ceil_shift(int(a.num_heads), plan.tail_log2_rows), row = index / tiles;
   const int head = (index % tiles) << plan.tail_log2_rows;
@@ -58,7 +58,7 @@ inline __device__ void find_tail_item(const AttnLaunch& launch, const AttnPlan& 
   if (head == 0) launch.num_leaves[row] = valid ? leaf_of(item.end - 1) + 1 : kInvalidRow;
 }
 
-inline __device__ void find_shared_item(const AttnLaunch& launch, const AttnPlan& plan, int index, AttnItem& item) {
+__device__ void find_shared_item(const AttnLaunch& launch, const AttnPlan& plan, int index, AttnItem& item) {
   const VerifyAttnArgs& a = launch.a;
   int s = 0;
 #pragma unroll 1
@@ -77,7 +77,7 @@ inline __device__ void find_shared_item(const AttnLaunch& launch, const AttnPlan
 }
 
 // One thread: the item of this ticket, which is below num_items.
-inline __device__ void find_item(const AttnLaunch& launch, const AttnPlan& plan, uint32_t ticket, AttnItem& item) {
+__device__ void find_item(const AttnLaunch& launch, const AttnPlan& plan, uint32_t ticket, AttnItem& item) {
   if (ticket < uint32_t(plan.num_tail_items))
     find_tail_item(launch, plan, int(ticket), item);
   else
@@ -108,7 +108,7 @@ __device__ __forceinline__ void find_path(const AttnLaunch& launch, AttnWork& wo
 
 // All threads, none of which still uses `work` or `scratch` (4 * N bytes): makes `work` the item of this ticket, unless it
 // has been found; false when there is none left.
-inline __device__ bool begin_item(const AttnLaunch& launch, const AttnPlan& plan, AttnWork& work, uint32_t ticket, bool is_found,
+__device__ bool begin_item(const AttnLaunch& launch, const AttnPlan& plan, AttnWork& work, uint32_t ticket, bool is_found,
                            int* scratch) {
   if (ticket >= uint32_t(plan.num_items)) return false;
   if (!is_found) {

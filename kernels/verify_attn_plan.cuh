@@ -34,25 +34,16 @@ struct AttnCosts {
   int min_log2_rows, max_log2_rows;            // query tiles that the kernel has
 };
 
-// The same of the kernel for few queries. A tile of 64 keys takes longer the fewer slices there are.
-struct FewCosts {
-  float per_tile[3], per_item;  // of 1, 2 and 4 slices
-  float per_load;               // of a tile, through the whole L2 cache
-};
-
 // What touches the time of the kernels with tensor cores, never the bits.
 struct AttnTuning {
   AttnCosts mma, wgmma;
-  FewCosts few;
   int max_blocks;
-  bool uses_wgmma;      // on Hopper
-  int most_few;         // queries that Hopper's kernel for few of them takes, of one stream
+  bool uses_wgmma;  // on Hopper
 };
 // On Hopper an item's start is hidden behind the item before it: it costs nothing, and short runs keep the blocks even.
 constexpr AttnTuning kAttnTuning{{{0.038f, 0.054f, 0.062f}, {0.4f, 0.8f, 1.5f}, {3.0f, 4.5f, 5.5f}, 4, 6},
                                  {{0, 0, 0.028f}, {0, 0, 2.5f}, {0, 0, 0.0f}, 6, 6},
-                                 {{0.9f, 0.75f, 0.65f}, 0.8f, 0.015f},
-                                 1 << 30, true, 32};
+                                 1 << 30, true};
 
 struct AttnItem {
   const char* keys;       // the stream's cache
@@ -88,7 +79,7 @@ __device__ __forceinline__ int num_runs(int end, int log2_unit) {
 
 // The estimated time of all items with query tiles of 2^log2_rows and runs of 2^log2_unit for the shared ones: the
 // blocks' work, and the partial results' way to memory and back.
-inline __device__ float estimate(const AttnLaunch& launch, const AttnPlan& plan, const AttnCosts& costs, int log2_rows,
+__device__ float estimate(const AttnLaunch& launch, const AttnPlan& plan, const AttnCosts& costs, int log2_rows,
                           int log2_unit) {
   constexpr float kCacheBytes = 40e6f, kCacheRate = 8e6f, kMemoryRate = 3e6f;  // bytes, bytes per microsecond
   const int c = log2_rows - 4, tail = plan.tail_log2_rows - 4, num_heads = int(launch.a.num_heads);
@@ -125,7 +116,7 @@ __device__ __forceinline__ bool shortest_runs_fit(const AttnLaunch& launch, cons
 }
 
 // One warp: the choice that is estimated fastest; choice k is the query tile k % sizes and the run length k / sizes.
-inline __device__ int fastest_choice(const AttnLaunch& launch, const AttnPlan& plan, const AttnCosts& costs, int sizes, int lane) {
+__device__ int fastest_choice(const AttnLaunch& launch, const AttnPlan& plan, const AttnCosts& costs, int sizes, int lane) {
   const int log2_rows = costs.min_log2_rows + lane % sizes, log2_unit = kLog2FirstLeaf + lane / sizes;
   float best_time = INFINITY;
   if (lane < sizes * kNumLeafRegions) best_time = estimate(launch, plan, costs, log2_rows, log2_unit);
@@ -140,7 +131,7 @@ inline __device__ int fastest_choice(const AttnLaunch& launch, const AttnPlan& p
 }
 
 // One warp: the query tile and the run length that are estimated fastest, then the items of each stream.
-inline __device__ void choose_tiles(const AttnLaunch& launch, AttnPlan& plan, const AttnCosts& costs, int lane) {
+__device__ void choose_tiles(const AttnLaunch& launch, AttnPlan& plan, const AttnCosts& costs, int lane) {
   const int num_streams = int(launch.a.num_streams), num_heads = int(launch.a.num_heads);
   int tail = costs.min_log2_rows;  // few rows: short items; many rows: the tile that fits the heads
   if (plan.num_rows * ceil_shift(num_heads, tail) > int(gridDim.x) / 2)
@@ -176,7 +167,7 @@ inline __device__ void choose_tiles(const AttnLaunch& launch, AttnPlan& plan, co
 }
 
 // All threads of the block. What comes last is one warp's: the others must meet it.
-inline __device__ void plan_streams(const AttnLaunch& launch, const AttnCosts& costs, AttnPlan& plan) {
+__device__ void plan_streams(const AttnLaunch& launch, const AttnCosts& costs, AttnPlan& plan) {
   const VerifyAttnArgs& a = launch.a;
   const int num_streams = int(a.num_streams), thread = int(threadIdx.x), step = int(blockDim.x);
   const int32_t* row_stream = a.stream + launch.row_begin;

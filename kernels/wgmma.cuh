@@ -98,8 +98,8 @@ __device__ __forceinline__ void copy_tiles(uint32_t to, const CUtensorMap& map, 
 
 // --- host ----------------------------------------------------------------------------------------------------------
 
-// The driver's function that makes maps.
-inline int find_map_encoder(decltype(&cuTensorMapEncodeTiled)& encode) {
+// Maps a dense BF16 matrix [num_rows, num_columns] for copies of `num_tiles` tiles that lie beside each other.
+inline int map_tiles(CUtensorMap& map, const void* matrix, int64_t num_rows, int64_t num_columns, int num_tiles) {
   static std::atomic<void*> entry{nullptr};
   if (entry.load() == nullptr) {
     void* found = nullptr;
@@ -109,14 +109,7 @@ inline int find_map_encoder(decltype(&cuTensorMapEncodeTiled)& encode) {
     if (result != cudaDriverEntryPointSuccess) return kUnsupported;
     entry.store(found);
   }
-  encode = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry.load());
-  return kOk;
-}
-
-// Maps a dense BF16 matrix [num_rows, num_columns] for copies of `num_tiles` tiles that lie beside each other.
-inline int map_tiles(CUtensorMap& map, const void* matrix, int64_t num_rows, int64_t num_columns, int num_tiles) {
-  decltype(&cuTensorMapEncodeTiled) encode;
-  if (const int status = find_map_encoder(encode)) return status;
+  const auto encode = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry.load());
   const cuuint64_t sizes[3] = {kTileColumns, cuuint64_t(num_rows), cuuint64_t(num_columns / kTileColumns)};
   const cuuint64_t pitch[2] = {cuuint64_t(num_columns) * 2, kTileColumns * 2};
   const cuuint32_t box[3] = {kTileColumns, kTileRows, cuuint32_t(num_tiles)}, step[3] = {1, 1, 1};

@@ -7,22 +7,16 @@ namespace kdtree {
 inline AttnTuning test_tuning = kAttnTuning;
 }  // namespace kdtree
 
-// Query tiles of 2^log2_rows (0: any; Hopper's kernels have one), runs as long (item_cost large) or as short (0) as can be,
-// at most so many blocks; Hopper's kernels or the one of other GPUs; how many queries Hopper's kernel for few of them takes
-// at most (-1: as usual), and 2^few_log2_slices slices of the columns there (-1: any).
-extern "C" void tune_attn(int log2_rows, float item_cost, int blocks, int uses_wgmma, int most_few, int few_log2_slices) {
+// Query tiles of 2^log2_rows (0: any; Hopper's kernel has one), runs as long (item_cost large) or as short (0) as can be,
+// at most so many blocks; Hopper's kernel or the one of other GPUs.
+extern "C" void tune_attn(int log2_rows, float item_cost, int blocks, int uses_wgmma) {
   using namespace kdtree;
   test_tuning = kAttnTuning;
   if (log2_rows) test_tuning.mma.min_log2_rows = test_tuning.mma.max_log2_rows = log2_rows;
-  if (item_cost >= 0) {
+  if (item_cost >= 0)
     for (AttnCosts* costs : {&test_tuning.mma, &test_tuning.wgmma})
       for (float& cost : costs->per_item) cost = item_cost;
-    test_tuning.few.per_item = item_cost;
-  }
-  for (int i = 0; i < 3; ++i)
-    if (few_log2_slices >= 0) test_tuning.few.per_tile[i] = i == few_log2_slices ? 0.0f : 1e9f;
   test_tuning.max_blocks = blocks;
   test_tuning.uses_wgmma = uses_wgmma != 0;
-  if (most_few >= 0) test_tuning.most_few = most_few;
 }
 #define KDTREE_ATTN_TUNING test_tuning

@@ -9,24 +9,12 @@ from dataclasses import dataclass
 
 import torch
 from check_common import BF16, DEV, F32, NAN, count_of, expect, failures, poisoned, same_bits
-from op_lib import fill, library, run, workspace_bytes
-
-MOST_FEW_NODES = 128
-"""Of a tree whose rows Hopper's kernel for few queries takes."""
+from op_lib import library, run, workspace_bytes
 
 
-def tune(
-    log2_rows: int = 0,
-    item_cost: float = -1.0,
-    blocks: int = 1 << 30,
-    uses_wgmma: bool = True,
-    uses_few: bool | None = None,
-    few_log2_slices: int = -1,
-) -> None:
-    """Replaces the choices of the tensor-core kernels; without arguments, restores them. uses_few: Hopper's kernel for
-    few queries takes all that it can, or none."""
-    most_few = -1 if uses_few is None else 1 << 30 if uses_few else 0
-    library().tune_attn(log2_rows, ctypes.c_float(item_cost), blocks, int(uses_wgmma), most_few, few_log2_slices)
+def tune(log2_rows: int = 0, item_cost: float = -1.0, blocks: int = 1 << 30, uses_wgmma: bool = True) -> None:
+    """Replaces the choices of the tensor-core kernels; without arguments, restores them."""
+    library().tune_attn(log2_rows, ctypes.c_float(item_cost), blocks, int(uses_wgmma))
 
 
 @dataclass
@@ -94,9 +82,7 @@ class Batch:
         self.q_latent = query[..., : dims.latent].contiguous()
         self.q_rope = query[..., dims.latent :].contiguous()
 
-    def run(
-        self, used: int | None = None, workspace_rows: int | None = None, expect_few: bool | None = None
-    ) -> torch.Tensor:
+    def run(self, used: int | None = None, workspace_rows: int | None = None) -> torch.Tensor:
         """All rows -> out [T, H, C]; `used` rows by a count on the device; a workspace for so many rows."""
         slots = max(self.sizes)
         pad = [[-1] * (slots - n) for n in self.sizes]
@@ -107,8 +93,9 @@ class Batch:
         rows = [(s, n) for s, size in enumerate(self.sizes) for n in range(size)]
         stream, node = (torch.tensor(x, dtype=torch.int32, device=DEV) for x in zip(*rows, strict=True))
         prefix = torch.tensor(self.prefixes, dtype=torch.int32, device=DEV)
-        given = (self.dims, self.q_latent, self.q_rope, self.cache, stream, node, parent, depth, prefix)
-        return attend(*given, used, workspace_rows, expect_few)
+        return attend(
+            self.dims, self.q_latent, self.q_rope, self.cache, stream, node, parent, depth, prefix, used, workspace_rows
+        )
 
     def first_row(self, stream: int) -> int:
         return sum(self.sizes[:stream])
@@ -140,10 +127,8 @@ class Batch:
         return torch.cat(outs)
 
 
-def attend(
-    dims, q_latent, q_rope, cache, stream, node, parent, depth, prefix, used=None, workspace_rows=None, expect_few=None
-):
-    """One call of verify_attn with a poisoned output and workspace; expect_few: whether the kernel for few takes it."""
+def attend(dims, q_latent, q_rope, cache, stream, node, parent, depth, prefix, used=None, workspace_rows=None):
+    """One call of verify_attn with a poisoned output and workspace."""
     out = poisoned(len(stream), dims.heads, dims.latent, dtype=dims.dtype)
     fields = {
         "q_latent": q_latent,
@@ -168,9 +153,6 @@ def attend(
     size = workspace_bytes("verify_attn", **(fields | {"num_rows": workspace_rows or len(stream)}))
     workspace = torch.full((size,), 0xFF, dtype=torch.uint8, device=DEV)
     count = None if used is None else count_of(used)
-    if expect_few is not None:
-        takes_few = bool(library().attn_takes_few(ctypes.byref(fill("verify_attn", fields))))
-        expect(takes_few == expect_few, f"{dims}: {len(stream)} rows taken by the kernel for few queries: {takes_few}")
     run("verify_attn", **fields, workspace=workspace, workspace_bytes=size, num_rows_device=count)
     return out
 
@@ -232,27 +214,9 @@ def check_tilings(batch: Batch, out: torch.Tensor, name: str, uses_wgmma: bool =
     """Every query tile, short and long runs, few blocks: the same bits."""
     for log2_rows in (4, 5, 6):
         for item_cost, blocks in ((0.0, 1 << 30), (1e6, 1 << 30), (3.0, 3), (1e6, 2)):
-            tune(log2_rows, item_cost, blocks, uses_wgmma, uses_few=False)
+            tune(log2_rows, item_cost, blocks, uses_wgmma)
             expect(same_bits(batch.run(), out), f"{name}: tile 2^{log2_rows}, item cost {item_cost}, {blocks} blocks")
-    if uses_wgmma and can_be_few(batch):
-        check_few_tilings(batch, out, name)
     tune(uses_wgmma=uses_wgmma)
-
-
-def can_be_few(batch: Batch) -> bool:
-    """Whether Hopper's kernel for few queries takes such a batch, where it may take all."""
-    is_kimi = (batch.dims.latent, batch.dims.rope, batch.dims.dtype) == (512, 64, BF16)
-    is_hopper = torch.cuda.get_device_capability()[0] == 9
-    return is_hopper and is_kimi and len(batch.trees) == 1 and batch.sizes[0] <= MOST_FEW_NODES
-
-
-def check_few_tilings(batch: Batch, out: torch.Tensor, name: str) -> None:
-    """Slices of the columns, short and long runs, few blocks in Hopper's kernel for few queries: the same bits."""
-    for slices in range(3):
-        for item_cost, blocks in ((0.0, 1 << 30), (1e6, 1 << 30), (3.0, 3)):
-            tune(0, item_cost, blocks, uses_few=True, few_log2_slices=slices)
-            text = f"{name}: few queries, {1 << slices} slices, item cost {item_cost}, {blocks} blocks"
-            expect(same_bits(batch.run(expect_few=True), out), text)
 
 
 def check_invalid_rows(dims: Dims) -> None:
@@ -285,9 +249,7 @@ __all__ = [
     "Batch",
     "Dims",
     "Tree",
-    "can_be_few",
     "check_batch",
-    "check_few_tilings",
     "check_invalid_rows",
     "check_tilings",
     "failures",

@@ -79,7 +79,7 @@ def phases(out: Path) -> dict[str, list[tuple[str, list[str], float]]]:
         "checks": [
             ("tests", tests(out), 240.0),
             ("counts", bench(out, "counts", counts), 200.0),
-            ("attention", [PYTHON, str(HERE / "run_attn.py"), "few", "long"], 260.0),
+            ("attention", [PYTHON, str(HERE / "run_attn.py"), "long"], 200.0),
             ("linear", [PYTHON, str(HERE / "run_linear.py")], 200.0),
             ("small_ops", [PYTHON, str(HERE / "run_small_ops.py"), "check"], 200.0),
         ],

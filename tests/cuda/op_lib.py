@@ -40,10 +40,6 @@ def shim_text() -> str:
             f'extern "C" long bytes_{op}(const kdtree::{args_name(op)}* a) '
             f"{{ return kdtree::{op}_cuda_workspace_bytes(*a); }}"
         )
-    lines.append(
-        'extern "C" int attn_takes_few(const kdtree::VerifyAttnArgs* a) '
-        "{ kdtree::Device device; return kdtree::find_device(device) == kdtree::kOk && kdtree::takes_few(*a, device); }"
-    )
     return "\n".join(lines) + "\n"
 
 

@@ -1,9 +1,8 @@
-"""Checks and times verify_attn on this machine's GPU: `python tests/cuda/run_attn.py [check] [few] [long] [time]`.
+"""Checks and times verify_attn on this machine's GPU: `python tests/cuda/run_attn.py [check] [long] [time]`.
 
 check: at least 1,000 random batches (prefix, tree, streams, dims, type), each compared bit by bit with one-token
-decoding, prefill, every stream alone, every tiling. few: Hopper's kernel for few queries against the one for many.
-long: prefixes to 128 k. time: graph replays over rotating caches, beside materialised torch matmul + softmax. Writes
-$OUT/attn.json. LIMIT_S bounds the whole run.
+decoding, prefill, every stream alone, every tiling. long: prefixes to 128 k. time: graph replays over rotating caches,
+beside materialised torch matmul + softmax. Writes $OUT/attn.json. LIMIT_S bounds the whole run.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from check_attn import (
     random_tree,
     tune,
 )
-from check_attn_few import check_few_all
 from check_attn_one import check_chained, check_invalid_rows_of_one
 from op_lib import library, run, workspace_bytes
 from timing import copy_bandwidth, graph_time, graph_times, matmul_rate
@@ -134,15 +132,6 @@ def check_long() -> None:
         record.setdefault("long", []).append([dims.heads, str(dims.dtype), prefix, size, error, compared])
 
 
-def check_few_queries() -> None:
-    """Rows 1 to 8 at all borders, then at long prefixes."""
-    long = (8190, 8192, 20011, 32767, 32768, 70000, 131072, 133119)
-    compared = check_few_all([0, 130] if QUICK else [*BORDERS, *long], 7)
-    text = f"few: {compared} positions compared, failures so far {len(check_common.failures)}"
-    print(f"{text}, t={time.time() - START:.0f}s", flush=True)
-    record["few"] = compared
-
-
 class TimedCell:
     """Heads x nodes x prefix over rotating caches (117 MB or more in all)."""
 
@@ -225,7 +214,7 @@ def time_cells(bandwidth: float, rate: float) -> None:
 
 
 def main() -> None:
-    todo = sys.argv[1:] or ["check", "few", "long", "time"]
+    todo = sys.argv[1:] or ["check", "long", "time"]
     library()
     print(
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, built at t={time.time() - START:.0f}s", flush=True
@@ -234,8 +223,6 @@ def main() -> None:
         if "check" in todo:
             check(float(os.environ.get("CHECK_S", "70")), most=8 if QUICK else 1200)
             check(10, False, 100000, 3 if QUICK else 100)
-        if "few" in todo:
-            check_few_queries()
         if "long" in todo:
             check_long()
         if "time" in todo:

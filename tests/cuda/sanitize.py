@@ -31,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 
 TOOLS = ("memcheck", "synccheck", "racecheck", "initcheck")
 CHECKS = {"small ops": ["run_small_ops.py", "check"], "linear and experts": ["run_linear.py"],
-          "attention": ["run_attn.py", "check", "few"]}  # fmt: skip
+          "attention": ["run_attn.py", "check"]}  # fmt: skip
 OPTIONS = {"racecheck": ("--racecheck-indirect-barrier-dependency", "--print-limit", "100000")}
 """A consumer warp of linear meets (__syncwarp), then one lane arrives at the mbarrier that its producer waits for. That
 orders what all its lanes read; the first option, the default of newer versions, asks racecheck to follow it."""

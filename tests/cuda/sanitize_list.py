@@ -356,9 +356,6 @@ CASES: dict[str, Forms] = {
     "verify_attn:F32 alone": attention_alone_forms(F32, (4, 64, 16, 3, 37), (3, 48, 12, 4, 131)),
     "verify_attn:BF16 alone": attention_alone_forms(BF16, (8, 96, 16, 3, 37), (3, 48, 12, 4, 131), (4, 64, 16, 7, 300)),
     "verify_attn:BF16 latent 512 alone": attention_alone_forms(BF16, (8, 512, 64, 3, 0), (8, 512, 64, 4, 205)),
-    "verify_attn:BF16 latent 512 few queries": attention_alone_forms(
-        BF16, (8, 512, 64, 1, 0), (3, 512, 64, 3, 130), (8, 512, 64, 2, 205), (16, 512, 64, 1, 333)
-    ),
     "verify_attn:BF16 latent 512": attention_forms(
         BF16, (8, 512, 64, 1, 70), (64, 512, 64, 2, 70), (8, 512, 64, 4, 205)
     ),
