@@ -77,11 +77,11 @@ def _int4(
     return Target("cuda", "int4_linear", claim, times_faster("native", peer), bound, applies=applies, open=reason)
 
 
-def _k26_step(prefix_len: int, reason: str = "") -> Target:
-    claim = f"an AR step of a rank of eight of Kimi K2.6 behind {prefix_len:,} tokens, over the floor"
-    return Target("cuda", "k26_step", claim, times_floor("captured"), 2.0, False, "x",
+def _k26_step(prefix_len: int, contender: str, rank: str) -> Target:
+    claim = f"an AR step of {rank} of Kimi K2.6 behind {prefix_len:,} tokens, over the floor"
+    return Target("cuda", "k26_step", claim, times_floor(contender), 2.0, False, "x",
                   lambda p: p["rows"] == 1 and p["prefix_len"] == prefix_len and p["layers"] == 61 and p["tp"] == 8,
-                  reason)  # fmt: skip
+                  _SMALL)  # fmt: skip
 
 
 def _matmul_share(cell: Cell) -> float | None:
@@ -177,8 +177,8 @@ _CUDA = (
            times_floor("native"), 1 / 0.6, False, "x", lambda p: p["rows"] <= 32 and p["width"] == 2048),
     Target("cuda", "int4_checks", "checks of INT4 products that failed", param("native", "failures"), 0, False,
            "checks"),
-    _k26_step(1024, _SMALL),
-    _k26_step(32_768, _SMALL),
+    *(_k26_step(n, "captured", "a rank of eight") for n in (1024, 32_768)),
+    *(_k26_step(n, "share", "a rank among eight, but for the links,") for n in (1024, 32_768)),
     *_k26_all_ranks(),
     Target("cuda", "k26_prefill_product", "dense products of 8,192 tokens of Kimi K2.6, of the matmul rate",
            _matmul_share, 0.4, applies=lambda p: p["rows"] == 8192, open=_NARROW),
