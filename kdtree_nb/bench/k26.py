@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from kdtree_nb.bench.runner import Effort, Group, Measurement, per_call
 from kdtree_nb.config import MAX_BUDGET
 from kdtree_nb.hf.config import HfConfig, read_config
 from kdtree_nb.hf.step_work import rank_config
+from kdtree_nb.model.ranks import check_num_ranks
+from kdtree_nb.parallel.tensor_parallel import MAX_GATHERED_ROWS
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 PREFIX_LENS = (1024, 8192, 32_768, 131_072)
@@ -63,13 +66,21 @@ class Plan:
             values = getattr(self, name)
             if not values or min(values) < 1:
                 raise ValueError(f"bench k26: {name}: expected positive integers, got {list(values)}")
+            if len(set(values)) < len(values):
+                raise ValueError(f"bench k26: {name}: expected each once, got {list(values)}. Leave out repeated ones.")
         if max(self.rows) > MAX_BUDGET + 1:
             raise ValueError(
                 f"bench k26: rows: expected at most {MAX_BUDGET + 1}, those of a tree, got {max(self.rows)}"
             )
         rank_config(self.config, self.num_ranks)
-        if not self.reduce_us >= 0:
-            raise ValueError(f"bench k26: reduce_us: expected 0 or more, got {self.reduce_us}")
+        check_num_ranks(self.num_ranks)
+        if self.num_ranks > 1 and max(self.rows) > MAX_GATHERED_ROWS:
+            raise ValueError(
+                f"bench k26: rows: expected at most {MAX_GATHERED_ROWS}, whose sums every rank gathers, got "
+                f"{max(self.rows)} for one of {self.num_ranks} ranks. Use fewer, or --tp-rank-of 1."
+            )
+        if not (math.isfinite(self.reduce_us) and self.reduce_us >= 0):
+            raise ValueError(f"bench k26: reduce_us: expected 0 or more microseconds, got {self.reduce_us}")
         if self.num_slots > self.config.model.max_position_embeddings:
             raise ValueError(
                 f"bench k26: prefix_lens: expected at most {self.config.model.max_position_embeddings} positions with "

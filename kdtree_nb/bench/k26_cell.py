@@ -38,7 +38,9 @@ class Cell:
             self.parts |= {name: self._among(r).captured(pool) for name, r in among.items()}
 
     def measure(self, prefix_len: int, effort: Effort) -> list[Measurement]:
-        """Seconds of a step behind prefix_len tokens, where the rank's prefix must stand."""
+        """Seconds of a step behind prefix_len tokens. Raises ValueError unless the rank's prefix stands there, or where
+        the cache has no room for the rows behind it."""
+        self._expect_prefix(prefix_len)
         experts = self.step.distinct_experts()
         if self.num_ranks > 1:
             for taken, now in zip(self.chosen, self.step.experts(), strict=True):
@@ -63,6 +65,14 @@ class Cell:
         model = self.step.rank.with_ranks(ranks)
         take_experts(model, self.chosen)
         return Step(self.step.rank, self.step.tree, model)
+
+    def _expect_prefix(self, prefix_len: int) -> None:
+        stands, most = int(self.step.rank.prefix_len), self.step.rank.cache.num_slots - self.step.num_rows
+        if stands != prefix_len or not 0 <= prefix_len <= most:
+            raise ValueError(
+                f"bench k26: {self.group}/{self.name}: expected the rank's prefix at {prefix_len} tokens, and these at "
+                f"most {most}, as the cache has to hold {self.step.num_rows} rows behind, got it at {stands}"
+            )
 
     def _params(self, prefix_len: int, experts: float) -> dict[str, Any]:
         config = self.step.rank.config

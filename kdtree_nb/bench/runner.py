@@ -64,6 +64,11 @@ class Measurement:
         """Median of the raw samples, in `unit`."""
         return statistics.median(self.samples)
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether a record can hold it: there are samples, all positive and finite."""
+        return bool(self.samples) and all(math.isfinite(s) and s > 0 for s in self.samples)
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, as a record holds it."""
         return {
@@ -137,7 +142,8 @@ def run_groups(
     """Run the groups one after the other, in inference mode. Raises BenchmarkError when contenders disagree.
 
     With a list of `failures` a group that raises is added to it, with the reason, and the next one runs. after_group is
-    called with all measurements so far, to keep them should a later group not return.
+    called with all measurements so far, to keep them should a later group not return. A measurement without samples,
+    or with one that is no positive finite number, is left out, as no record could be read with it: it is a failure.
     """
     results: list[Measurement] = []
     progress = tqdm(groups.items(), desc="bench", unit="group", disable=not show_progress)
@@ -145,13 +151,22 @@ def run_groups(
         progress.set_postfix_str(name)
         try:
             with torch.inference_mode():
-                results += group(effort)
+                measured = group(effort)
+            results += [m for m in measured if m.is_sound]
+            expect_sound(measured)
         except Exception as error:
             if failures is None:
                 raise
             failures.append(Failure(name, f"{type(error).__name__}: {error}"))
         after_group(results)
     return results
+
+
+def expect_sound(measured: Sequence[Measurement]) -> None:
+    """Raises BenchmarkError that names the measurements of which a record could not be read."""
+    bad = [f"{list(m.samples)} of {m.name} with {dict(m.params)}" for m in measured if not m.is_sound]
+    if bad:
+        raise BenchmarkError(f"bench: expected samples that are positive finite numbers, got {'; '.join(bad)}")
 
 
 def require(agree: bool, group: str, what: str) -> None:

@@ -117,7 +117,7 @@ def _figure(target: Target, cell: Cell, params: Mapping[str, Any]) -> float | No
     """What the target finds in a cell, if it is about it. Raises ValueError for params that it cannot be judged by."""
     try:
         return target.figure(cell) if target.applies(params) else None
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise ValueError(
             f"judge: {target.group}: expected params by which {target.claim!r} can be judged, got {dict(params)}"
         ) from error

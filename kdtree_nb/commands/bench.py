@@ -26,27 +26,26 @@ _WORK = ("bytes", "flops", "floor_s")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what to measure (default: cpu)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="what to measure (default: cpu)")
     parser.add_argument("--quick", action="store_true", help="few and short samples: to see that everything runs")
     parser.add_argument("--group", action="append", metavar="NAME", help="only this group (may be repeated)")
     parser.add_argument("--list", action="store_true", help="list the groups and exit")
     parser.add_argument("--out", type=Path, help="record to write: .json file, or folder (default: data/benchmarks)")
     parser.add_argument("--check", action="store_true", help="exit with status 1 if a target is missed")
-    parser.add_argument("--judge", type=Path, metavar="RECORD", help="a table of what a record reaches, and exit")
+    parser.add_argument("--judge", type=Path, metavar="RECORD", help="only a table of what a record reaches")
     bench_k26.add_parser(parser.add_subparsers(dest="what", metavar="[k26]", title="at true dimensions"))
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, write the record, print the medians and what the targets came to. Status 1 if a group failed."""
     from kdtree_nb import bench
-    from kdtree_nb.viz.records import BENCHMARKS, load_record
+    from kdtree_nb.viz.records import BENCHMARKS
 
     if args.what == "k26":
         return run_k26(args)
     if args.judge:
-        record = load_record(args.judge)
-        print(bench.markdown_table(bench.judge(bench.targets_of(record.device_kind), record.results)), end="")
-        return 0
+        return run_judge(args)
+    args.device = args.device or "cpu"
     groups = bench.GROUPS if args.device == "cpu" else bench.cuda_groups(bench.Lab(args.device))
     if args.list:
         for name, group in groups.items():
@@ -61,9 +60,35 @@ def run(args: argparse.Namespace) -> int:
     return _report(args, *measure(chosen, effort, target, command(args), args.device))
 
 
+def run_judge(args: argparse.Namespace) -> int:
+    """`bench --judge`. Status 1 if a target is missed that --check asks for."""
+    from kdtree_nb import bench
+    from kdtree_nb.viz.records import load_record
+
+    record = load_record(args.judge)
+    targets = bench.targets_of(record.device_kind)
+    verdicts = bench.judge(targets, record.results)
+    if not verdicts:
+        groups = sorted({r.name.partition("/")[0] for r in record.results})
+        raise ValueError(
+            f"--judge: {args.judge}: expected results that a target of {record.device_kind} is about, of "
+            f"{', '.join(sorted({t.group for t in targets}))}, got {', '.join(groups)}"
+        )
+    print(bench.markdown_table(verdicts), end="")
+    return int(args.check and not all(v.met for v in verdicts))
+
+
 def run_k26(args: argparse.Namespace) -> int:
     """`bench k26`. Status 1 if a group failed."""
-    target = args.out or (None if bench_k26.is_partial(args) else bench_k26.record_path(args))
+    import torch
+
+    from kdtree_nb.native import require
+
+    args.device = args.device or "cuda"
+    bench_k26.expect_options(args)
+    if args.device == "cuda":
+        require(torch.device("cuda"))
+    target = bench_k26.target(args)
     if args.tp is not None:
         return common.end_of_rank(args.device, lambda: _run_k26_ranks(args, target))
     groups, effort = bench_k26.groups(args)
@@ -97,7 +122,7 @@ def measure(
     groups: Mapping[str, Group], effort: Effort, target: Path | None, words: str, device: str,
     ranks: TensorParallel | None = None,
 ) -> tuple[list[Measurement], list[Failure]]:  # fmt: skip
-    """Run the groups; the record is written after each, so that what was measured is kept whatever comes later.
+    """Run the groups; the record is written after each that measured something, so that this is kept whatever comes.
 
     words: the command that the record names
     ranks: those that run the groups together. The first writes; a group that fails on one is raised there
@@ -114,10 +139,12 @@ def measure(
     path, is_first = None, ranks is None or ranks.rank == 0
     if target and is_first:
         expect_writable(target.parent if target.suffix == ".json" else target)
+        if target.suffix == ".json" and target.is_dir():
+            raise ValueError(f"--out: expected a .json file or a folder of another name, got the folder {target}")
 
     def keep(measurements: list[Measurement]) -> None:
         nonlocal path
-        if target and is_first:
+        if target and is_first and measurements:
             record = bench.make_record(measurements, words, device, failures)
             record = bench_k26.of_ranks(record, ranks.num_ranks) if ranks else record
             path = bench.write_record(record, target)
@@ -125,9 +152,11 @@ def measure(
             torch.cuda.empty_cache()
 
     caught = failures if ranks is None else None
-    measurements = bench.run_groups(groups, effort, is_first, caught, keep)
-    if path:
-        print(f"record: {path}")
+    try:
+        measurements = bench.run_groups(groups, effort, is_first, caught, keep)
+    finally:  # also where it is interrupted
+        if path:
+            print(f"record: {path}")
     return measurements, failures
 
 

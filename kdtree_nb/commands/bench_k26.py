@@ -22,6 +22,9 @@ case. What all ranks would take together is a projection from one, with --reduce
 All of them, on eight GPUs: torchrun --nproc-per-node 8 -m kdtree_nb bench k26 --tp 8
 Where there is no GPU: kdtree-nb bench k26 --device cpu --small --layers 2"""
 
+NUM_RANKS = 8
+"""Of which one is run unless --tp-rank-of says otherwise."""
+
 _SWITCHES = ("small", "quick", "check")
 
 START_S, EXCHANGE_S = 300.0, 60.0
@@ -35,10 +38,11 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "k26", help=HELP, description=f"{HELP[0].upper()}{HELP[1:]}.", epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="what to measure (default: cuda)")
+    of_bench = argparse.SUPPRESS  # of options that may also stand before `k26`
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="what to measure (default: cuda)", default=of_bench)
     ranks = parser.add_mutually_exclusive_group()
     ranks.add_argument(
-        "--tp-rank-of", type=int, default=8, metavar="N", help="how many ranks share the model; one is run (default: 8)"
+        "--tp-rank-of", type=int, metavar="N", help=f"how many ranks share the model; one is run (default: {NUM_RANKS})"
     )
     ranks.add_argument("--tp", type=int, metavar="N", help="run all N ranks, which torchrun has started")
     parser.add_argument(
@@ -50,18 +54,33 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--rows", type=int, nargs="+", metavar="N", help="rows of a step (default: 1 … 64)")
     parser.add_argument("--prefix", type=int, nargs="+", metavar="N", help="lengths of the prefix (default: 1k … 128k)")
     parser.add_argument("--reduce-us", type=float, metavar="US", help="assumed for one sum over ranks (default: 10)")
-    parser.add_argument("--quick", action="store_true", help="few samples of few sizes: to see that everything runs")
-    parser.add_argument("--out", type=Path, help="record to write: .json file (default: in data/benchmarks)")
-    parser.add_argument("--check", action="store_true", help="exit with status 1 if a target is missed")
+    text = "few samples of few sizes: to see that everything runs"
+    parser.add_argument("--quick", action="store_true", help=text, default=of_bench)
+    text = "record to write: .json file, or folder (default: in data/benchmarks)"
+    parser.add_argument("--out", type=Path, help=text, default=of_bench)
+    parser.add_argument("--check", action="store_true", help="exit with status 1 if a target is missed", default=of_bench)
+
+
+def expect_options(args: argparse.Namespace) -> None:
+    """Raises ValueError for options that would have no effect, and for a --projection that is no record: before
+    anything is measured."""
+    from kdtree_nb.viz.records import load_record
+
+    given = {"--group": args.group, "--list": args.list, "--judge": args.judge}
+    useless = ", ".join(name for name, value in given.items() if value)
+    if useless:
+        raise ValueError(f"{useless}: expected without k26, which has groups of its own. Leave out one or the other.")
+    if args.projection and args.tp is None:
+        raise ValueError("--projection: expected --tp N beside it, got one rank, which makes a projection itself")
+    if args.projection:
+        load_record(args.projection)
 
 
 def groups(args: argparse.Namespace) -> tuple[dict[str, Group], Effort]:
     """The groups that the options ask for, and how much they may do. Raises ValueError on sizes that do not fit."""
     from kdtree_nb.bench import k26
 
-    if args.projection:
-        raise ValueError("--projection: expected --tp N beside it, got one rank, which makes a projection itself")
-    effort, plan = _effort(args), _plan(args, args.tp_rank_of)
+    effort, plan = _effort(args), _plan(args, _rank_of(args))
     return k26.k26_groups(k26.k26_lab(args.device, effort), plan), effort
 
 
@@ -76,6 +95,10 @@ def groups_of_ranks(args: argparse.Namespace, ranks: TensorParallel) -> tuple[di
     effort, plan = _effort(args), _plan(args, args.tp)
     ranks.agree("bench k26 (options)", repr((plan, effort)))
     return all_ranks.all_ranks_groups(k26.k26_lab(str(ranks.device), effort), plan, ranks), effort
+
+
+def _rank_of(args: argparse.Namespace) -> int:
+    return NUM_RANKS if args.tp_rank_of is None else args.tp_rank_of
 
 
 def _effort(args: argparse.Namespace) -> Effort:
@@ -100,9 +123,20 @@ def is_partial(args: argparse.Namespace) -> bool:
     return bool(args.quick or args.small or args.layers or args.rows or args.prefix or args.device == "cpu")
 
 
+def target(args: argparse.Namespace) -> Path | None:
+    """Where the record goes: to --out, under the record's own name in a folder; if complete, beside other records."""
+    if args.out is None:
+        return None if is_partial(args) else record_path(args)
+    return args.out if args.out.suffix == ".json" else args.out / record_path(args).name
+
+
 def record_path(args: argparse.Namespace) -> Path:
-    """Where a complete record goes: beside the other records of the device."""
-    return _beside(args, f"-tp{args.tp}" if args.tp else "")
+    """Of a complete record, beside the other records of the device; its name tells the number of ranks."""
+    return _beside(args, f"-tp{args.tp}" if args.tp else _of_one_rank(_rank_of(args)))
+
+
+def _of_one_rank(num_ranks: int) -> str:
+    return "" if num_ranks == NUM_RANKS else f"-rank-of-{num_ranks}"
 
 
 def _beside(args: argparse.Namespace, ending: str) -> Path:
@@ -127,7 +161,7 @@ def print_projection(args: argparse.Namespace, measurements: Sequence[Measuremen
     from kdtree_nb.viz import k26
     from kdtree_nb.viz.records import load_record
 
-    path = args.projection or _beside(args, "")
+    path = args.projection or _beside(args, _of_one_rank(args.tp))
     if not args.projection and not path.is_file():
         print(f"projection: none to compare with, as there is no record {path.name} of one rank")
         return
@@ -148,7 +182,7 @@ def print_projection(args: argparse.Namespace, measurements: Sequence[Measuremen
 def command(args: argparse.Namespace) -> str:
     """The command as typed, without the place of the record."""
     values: Mapping[str, object] = {
-        "--device": args.device, "--tp" if args.tp else "--tp-rank-of": args.tp or args.tp_rank_of,
+        "--device": args.device, "--tp" if args.tp else "--tp-rank-of": args.tp or _rank_of(args),
         "--layers": args.layers, "--rows": args.rows, "--prefix": args.prefix, "--reduce-us": args.reduce_us,
     }  # fmt: skip
     words = ["kdtree-nb", "bench", "k26"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from kdtree_nb.hf.config import HfConfig, read_config
 from kdtree_nb.hf.plan import Plan, make_plan
 from kdtree_nb.hf.step_work import StepWork, expected_experts, rank_config, step_work
-from kdtree_nb.viz.records import Record, Result
+from kdtree_nb.viz.records import Measured, Record, Result, number
 
 __all__ = [
     "config", "exchanges_table", "expected_experts", "FOLDER", "gains_table", "Kernel", "kernels", "kernels_table",
@@ -49,10 +49,10 @@ def rank_memory(num_ranks: int) -> dict[str, float]:
     return found
 
 
-def recorded(records: Sequence[Record]) -> Record | None:
-    """The first record of a rank with all layers at their true dimensions; None if nobody has run one."""
+def recorded(records: Sequence[Record], num_ranks: int = 8) -> Record | None:
+    """The first record of one of num_ranks ranks, all layers at true dimensions; None if nobody has run one."""
     model = config().model
-    is_whole = {"layers": model.num_hidden_layers, "hidden": model.hidden_size}
+    is_whole = {"tp": num_ranks, "layers": model.num_hidden_layers, "hidden": model.hidden_size}
     for record in records:
         steps = (r for r in record.results if r.name == "k26_step/captured")
         if any(is_whole.items() <= r.params.items() for r in steps):
@@ -69,25 +69,6 @@ def recorded_ranks(records: Sequence[Record], num_ranks: int = 8) -> Record | No
         if any(whole.items() <= r.params.items() for r in steps):
             return record
     return None
-
-
-class Measured(Protocol):
-    """A result of a record, or a measurement that was just taken."""
-
-    @property
-    def name(self) -> str:
-        """`<group>/<contender>`."""
-        ...
-
-    @property
-    def params(self) -> Mapping[str, Any]:
-        """What tells equal names apart."""
-        ...
-
-    @property
-    def median(self) -> float:
-        """Of the samples."""
-        ...
 
 
 class Projection(NamedTuple):
@@ -134,7 +115,7 @@ def projections(measured: Iterable[Measured], one_rank: Iterable[Measured]) -> l
 
     def medians(results: Iterable[Measured], *names: str) -> list[dict[tuple[Any, ...], float]]:
         results = list(results)
-        return [{tuple(r.params[p] for p in _PLACE): r.median for r in results if r.name == name} for name in names]
+        return [{tuple(number(r, p) for p in _PLACE): r.median for r in results if r.name == name} for name in names]
 
     one_rank = list(one_rank)
     steps, exchanges = medians(measured, "k26_tp/step", "k26_tp/exchanges alone")
@@ -162,7 +143,7 @@ def ranks_steps(record: Record) -> list[RanksStep]:
     """The steps of a record of all ranks, by rows and prefix."""
     found = []
     for step, alone in record.pairs("k26_tp/step", "k26_tp/without exchange"):
-        rows, prefix_len, num_sums = step.params["rows"], step.params["prefix_len"], 2 * step.params["layers"]
+        rows, prefix_len, num_sums = number(step, "rows"), number(step, "prefix_len"), 2 * number(step, "layers")
         found.append(RanksStep(rows, prefix_len, step.median, step.median - alone.median, num_sums))
     return sorted(found)
 
@@ -187,12 +168,21 @@ def ranks_table(whole: Record | None, one_rank: Record | None) -> str:
 
 def exchanges_table(record: Record) -> str:
     """Steps of a record of several ranks, in milliseconds: whole, with nothing exchanged, and the exchanges alone; and
-    whether without exchange the rows were let choose experts of their own."""
+    whether without exchange the rows were let choose experts of their own. Raises ValueError where there are none."""
     lines = ["rows   prefix    step  without exchange  difference  exchanges alone  samples"]
     pairs = record.pairs("k26_tp/step", "k26_tp/without exchange")
-    for step, silent in sorted(pairs, key=lambda pair: pair[0].params["rows"]):
-        rows, prefix_len, count = step.params["rows"], step.params["prefix_len"], len(step.samples)
+    if not pairs:
+        raise ValueError(
+            f"exchanges_table: {record.path.name}: expected k26_tp/step and its without exchange, got none"
+        )
+    for step, silent in sorted(pairs, key=lambda pair: number(pair[0], "rows")):
+        rows, prefix_len, count = number(step, "rows"), number(step, "prefix_len"), len(step.samples)
         alone = record.find("k26_tp/exchanges alone", rows=rows, prefix_len=prefix_len)
+        if alone is None:
+            raise ValueError(
+                f"exchanges_table: {record.path.name}: expected k26_tp/exchanges alone of {rows} rows behind "
+                f"{prefix_len} tokens, got none. Measure it anew."
+            )
         ms = [1e3 * r.median for r in (step, silent, alone)]
         lines.append(
             f"{rows:4d} {prefix_len:8,d} {ms[0]:7.2f} {ms[1]:17.2f} {ms[0] - ms[1]:+11.2f} {ms[2]:16.2f} {count:8d}"
@@ -207,8 +197,8 @@ def measured_steps(
 ) -> Mapping[int, Result]:  # fmt: skip
     """Rows -> the step behind prefix_len tokens, ascending; empty where the record has none."""
     name = f"{group}/{contender}"
-    found = [r for r in record.results if r.name == name and r.params["prefix_len"] == prefix_len]
-    return {r.params["rows"]: r for r in sorted(found, key=lambda r: r.params["rows"])}
+    found = [r for r in record.results if r.name == name and number(r, "prefix_len") == prefix_len]
+    return {number(r, "rows"): r for r in sorted(found, key=lambda r: number(r, "rows"))}
 
 
 class Kernel(NamedTuple):
@@ -229,10 +219,10 @@ def kernels(record: Record | None, rows: int, most: int = 10) -> list[Kernel]:
     as one. Empty where the record has none."""
     sums: dict[str, tuple[float, float]] = {}
     for r in record.results if record else ():
-        if r.name.startswith("k26_kernels/") and r.params["rows"] == rows:
+        if r.name.startswith("k26_kernels/") and number(r, "rows") == rows:
             name = _family(r.name.partition("/")[2])
             launches, seconds = sums.get(name, (0.0, 0.0))
-            sums[name] = launches + r.params["launches"], seconds + r.median
+            sums[name] = launches + number(r, "launches"), seconds + r.median
     found = sorted((Kernel(name, *of) for name, of in sums.items()), key=lambda k: -k.seconds)
     rest = found[most:]
     if rest:
@@ -257,7 +247,7 @@ def kernels_table(record: Record | None, rows: int, most: int = 10) -> str:
     found = kernels(record, rows, most)
     if record is None or not found:
         return f"{rows} rows: no record by kernel yet"
-    layers = next(r.params["layers"] for r in record.results if r.name.startswith("k26_kernels/"))
+    layers = next(number(r, "layers") for r in record.results if r.name.startswith("k26_kernels/"))
     together = Kernel("together", sum(k.launches for k in found), sum(k.seconds for k in found))
     lines = [f"{f'rows in the step: {rows}':34s}launches  µs each      ms   share"]
     for k in (*found, together):
@@ -273,10 +263,10 @@ def gains_table(one_rank: Record | None, int4: Record | None) -> str:
     layers = one_rank.pairs("k26_layer/floats first", "k26_layer/captured") if one_rank else []
     launches = one_rank.pairs("k26_launch/eager", "k26_launch/captured") if one_rank else []
     for what, pairs in (("a layer: INT4 packed, not made floats", layers), ("a step: captured, not eager", launches)):
-        tried += [(what, before.params["rows"], before.median, after.median) for before, after in pairs]
+        tried += [(what, number(before, "rows"), before.median, after.median) for before, after in pairs]
     products = int4.pairs("int4_linear/torch BF16", "int4_linear/native") if int4 else []
-    for num_rows in sorted({before.params["M"] for before, _ in products}):
-        of = [(before.median, after.median) for before, after in products if before.params["M"] == num_rows]
+    for num_rows in sorted({number(before, "M") for before, _ in products}):
+        of = [(before.median, after.median) for before, after in products if number(before, "M") == num_rows]
         both = [sum(seconds) for seconds in zip(*of, strict=True)]
         tried.append((f"{len(of)} products: INT4, not torch's BF16", num_rows, *both))
     if not tried:

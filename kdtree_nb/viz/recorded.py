@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from kdtree_nb.viz.budget import AR
-from kdtree_nb.viz.records import Record, Result
+from kdtree_nb.viz.records import Record, Result, number
 from kdtree_nb.viz.theme import CYCLE, GREY, figure
 
 HATCHES = ("", "///", "...", "xxx")
@@ -19,13 +19,16 @@ _WAYS = {"AR": AR, "chain": "chain", "chain auto": "chain auto", "tree auto": "a
 def by_budget(record: Record, name: str, field: str | None = None, **params: Any) -> dict[int | str, float]:
     """Of the results of that name whose params include `params`: budget -> their figure, or another field of theirs.
 
-    Raises ValueError where the record has none, or two for one budget.
+    Raises ValueError where the record has none, or two for one budget, or one without that field.
     """
     found: dict[int | str, float] = {}
     for result in record.results:
         if result.name != name or "budget" not in result.params or not params.items() <= result.params.items():
             continue
         budget = result.params["budget"]
+        if not isinstance(budget, int | str) or not (field is None or field in result.params):
+            got = dict(result.params)
+            raise ValueError(f"by_budget: {record.path.name}: {name}: expected a budget and {field!r}, got {got}")
         if budget in found:
             raise ValueError(f"by_budget: {record.path.name}: {name}: expected one result at {budget}, got several")
         found[budget] = result.median if field is None else result.params[field]
@@ -67,7 +70,10 @@ def sweep(record: Record, group: str = "budget_sweep", **params: Any) -> Sweep:
         of_group, _, way = result.name.partition("/")
         if of_group not in (group, f"{group}_tau") or not params.items() <= result.params.items():
             continue
-        found, key = (rates, _key(way)) if of_group == group else (tau, _key(way))
+        found, key = rates if of_group == group else tau, _key(way)
+        if key is None:
+            known = ", ".join(_WAYS)
+            raise ValueError(f"sweep: {record.path.name}: expected {known} or `tree` and a budget, got {result.name}")
         if key in found:
             raise ValueError(f"sweep: {record.path.name}: {result.name}: expected one result with {params}, got more")
         found[key] = _rate(result) if found is rates else result.median
@@ -80,7 +86,7 @@ def coverage_by_rows(record: Record, contender: str, **params: Any) -> dict[int,
     """Rows of a step -> distinct experts of each layer. Raises ValueError where the record has none."""
     wanted = f"expert_coverage/{contender}"
     found = {
-        r.params["rows"]: r.samples for r in record.results if r.name == wanted and params.items() <= r.params.items()
+        number(r, "rows"): r.samples for r in record.results if r.name == wanted and params.items() <= r.params.items()
     }
     if not found:
         raise ValueError(f"coverage_by_rows: {record.path.name}: expected {wanted} with {params}, got none")
@@ -105,9 +111,10 @@ def plot_breakdown(parts: Mapping[str, Mapping[str, float]], y_label: str = "mil
     return fig
 
 
-def _key(way: str) -> int | str:
-    return _WAYS[way] if way in _WAYS else int(way.removeprefix("tree "))
+def _key(way: str) -> int | str | None:
+    budget = way.removeprefix("tree ")
+    return _WAYS.get(way, int(budget) if budget.isdecimal() else None)
 
 
 def _rate(result: Result) -> float:
-    return result.params["num_texts"] * result.params["num_tokens"] / result.median
+    return number(result, "num_texts") * number(result, "num_tokens") / result.median

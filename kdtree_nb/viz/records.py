@@ -8,7 +8,7 @@ import math
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "data" / "benchmarks"
 """Where the repository keeps its records."""
@@ -63,11 +63,14 @@ class Record:
 
 
 def load_record(path: str | Path) -> Record:
-    """Read and check one record. Raises ValueError naming the file, the field and the expectation."""
+    """Read and check one record. Raises ValueError naming the file, the field and the expectation, also where there is
+    no file or it cannot be read."""
     path = Path(path)
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except OSError as error:
+        raise ValueError(f"load_record: {path}: expected a record, got {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"load_record: {path}: expected JSON, got {error}") from error
     expected = {"device": str, "date": str, "commit": str, "versions": dict, "command": str, "results": list}
     for name, kind in expected.items():
@@ -101,4 +104,37 @@ def _result(path: Path, index: int, fields: Any) -> Result:
 
 
 def _is_measure(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    except OverflowError:  # an integer beyond what float holds
+        return False
+
+
+class Measured(Protocol):
+    """A result of a record, or a measurement that was just taken."""
+
+    @property
+    def name(self) -> str:
+        """`<group>/<contender>`."""
+        ...
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """What tells equal names apart."""
+        ...
+
+    @property
+    def median(self) -> float:
+        """Of the samples."""
+        ...
+
+
+def number(result: Measured, param: str) -> Any:
+    """A param of a result that is a positive finite number. Raises ValueError where it is none."""
+    value = result.params.get(param)
+    if not _is_measure(value):
+        raise ValueError(
+            f"record: {result.name}: expected a positive number {param!r} among the params, got {dict(result.params)}. "
+            "Measure it anew."
+        )
+    return value

@@ -9,6 +9,7 @@ import torch
 
 from kdtree_nb.bench import BenchmarkError, Effort, k26
 from kdtree_nb.bench.end_to_end import end_to_end
+from kdtree_nb.bench.k26_cell import Cell
 from kdtree_nb.bench.k26_prefill import Prefill
 from kdtree_nb.bench.rank import Rank, Step, bushy_tree, chain_of, take_experts
 from kdtree_nb.hf.step_work import expected_experts, rank_config
@@ -233,6 +234,17 @@ def test_trees_and_chains():
     assert chain.token[0].tolist() == tree.token[0, path].tolist() and int(chain.depth.max()) == len(path) - 1
 
 
+@pytest.mark.parametrize("stands_at", [32, 128])
+def test_a_cell_measures_where_the_prefix_stands_and_its_rows_have_room(stands_at, rank, device):
+    with torch.inference_mode():
+        cell = Cell(k26.k26_lab(device.type, EFFORT), "k26_step/captured", Step(rank, bushy_tree(2, 256, device)), None)
+        rank.prefix_len.fill_(stands_at)
+        with pytest.raises(
+            ValueError, match=f"k26_step/captured: expected the rank's prefix at .*, got it at {stands_at}"
+        ):
+            cell.measure(40 if stands_at == 32 else stands_at, EFFORT)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -241,6 +253,11 @@ def test_trees_and_chains():
         ({"prefix_lens": (0,)}, "prefix_lens: expected positive integers"),
         ({"prefix_lens": (9000,)}, "expected at most 8192 positions"),
         ({"reduce_us": float("nan")}, "reduce_us: expected 0 or more"),
+        ({"reduce_us": float("inf")}, "reduce_us: expected 0 or more"),
+        ({"reduce_us": -1.0}, "reduce_us: expected 0 or more"),
+        ({"rows": (4, 1, 4)}, r"rows: expected each once, got \[4, 1, 4\]"),
+        ({"prefix_lens": (64, 64)}, "prefix_lens: expected each once"),
+        ({"rows": (129,)}, "expected at most 128, whose sums every rank gathers, got 129 for one of 8 ranks"),
     ],
 )
 def test_plans_that_cannot_be(changes, message):
@@ -253,5 +270,8 @@ def test_the_number_of_layers_and_ranks():
         k26.Plan.published(8, 62)
     with pytest.raises(ValueError, match="num_attention_heads: expected a multiple of 1 for each of 3 ranks"):
         k26.Plan.published(3)
+    with pytest.raises(ValueError, match="expected 1, 2, 4 or 8 ranks, as a reduction has 8 segments, got 16"):
+        k26.Plan.published(16)
+    assert k26.Plan.published(1, 2, True, rows=(129,)).rows == (129,)
     full = k26.Plan.published(8)
     assert full.config.model.num_hidden_layers == 61 and full.num_slots == 131_072 + 64

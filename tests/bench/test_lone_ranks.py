@@ -104,3 +104,36 @@ def test_a_share_calls_operations_alone(rank, device):
         rank.prefix_len.fill_(17)
         want = step().logits
         assert recorded.replay() and torch.equal(recorded.result.logits, want) and not torch.equal(want, before)
+
+
+@pytest.mark.parametrize(("rank", "num_ranks"), [(8, 8), (-1, 8), (0, 0), (1, 1)])
+def test_a_rank_that_is_none_of_them_is_refused(rank, num_ranks):
+    with pytest.raises(ValueError, match=f"LoneGroup: expected a rank of 0 … num_ranks - 1, got {rank} of {num_ranks}"):
+        LoneGroup(num_ranks, torch.device("cpu"), rank)
+    with pytest.raises(ValueError, match="LoneShare: expected a rank|expected 1, 2, 4 or 8 ranks"):
+        LoneShare(num_ranks, rank)
+
+
+@pytest.mark.parametrize("num_ranks", [3, 16, 8.0, True])
+def test_a_share_is_of_as_many_ranks_as_segments_can_be_dealt_to(num_ranks):
+    with pytest.raises(ValueError, match="expected 1, 2, 4 or 8 ranks, as a reduction has 8 segments"):
+        LoneShare(num_ranks)
+
+
+def test_zeros_that_are_kept_serve_in_inference_mode_and_outside(device):
+    group, parts = LoneGroup(2, torch.device(device), 1), torch.randn(3, 4, 5, device=device)
+    with torch.inference_mode():
+        group.all_gather(parts[0])
+    assert torch.equal(group.all_gather(parts[1])[1], parts[1])
+    with torch.inference_mode():
+        gathered = group.all_gather(parts[2].clone())
+    assert torch.equal(gathered[1], parts[2]) and not gathered[0].any()
+
+
+def test_a_result_that_is_kept_across_calls_is_that_of_the_last(device):
+    """Of equal shape and dtype, as the docstring says; `clone` keeps one."""
+    group = LoneGroup(2, torch.device(device))
+    first = group.all_gather(torch.ones(3, device=device))
+    kept = first.clone()
+    group.all_gather(torch.full((3,), 2.0, device=device))
+    assert torch.equal(first[0], torch.full_like(kept[0], 2.0)) and torch.equal(kept[0], torch.ones_like(kept[0]))

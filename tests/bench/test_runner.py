@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kdtree_nb.bench import BenchmarkError, Effort, run_groups
-from kdtree_nb.bench.runner import Measurement, clock, compete, once, per_call, require
+from kdtree_nb.bench.runner import Failure, Measurement, clock, compete, once, per_call, require
 
 
 def test_contenders_take_turns_and_the_first_round_is_not_kept():
@@ -57,3 +57,19 @@ def test_contenders_must_agree():
     require(True, "g", "the sum")
     with pytest.raises(BenchmarkError, match="bench: g: expected all contenders to agree on the sum"):
         require(False, "g", "the sum")
+
+
+@pytest.mark.parametrize("bad", [[], [0.0], [1.0, float("nan")], [float("inf")], [-1.0]])
+def test_what_no_record_can_hold_is_a_failure_and_the_rest_is_kept(bad):
+    kept, failures = [], []
+    groups = {
+        "a": lambda effort: [Measurement("a/x", [1.0], {}), Measurement("a/y", bad, {"rows": 3})],
+        "b": lambda effort: [Measurement("b/x", [2.0], {})],
+    }
+    found = run_groups(groups, Effort(2, 8), False, failures, lambda results: kept.append(len(results)))
+    assert [m.name for m in found] == ["a/x", "b/x"] and kept == [1, 2]
+    (failure,) = failures
+    assert isinstance(failure, Failure) and failure.group == "a"
+    assert f"positive finite numbers, got {bad} of a/y with {{'rows': 3}}" in failure.reason
+    with pytest.raises(BenchmarkError, match="positive finite numbers"):
+        run_groups(groups, Effort(2, 8), False)

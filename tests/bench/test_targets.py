@@ -72,6 +72,12 @@ def test_params_that_cannot_be_judged_are_an_error(params):
         judge(bench.targets_of("cuda"), [Measurement("k26_step/captured", [1.0], params)])
 
 
+def test_a_floor_of_nothing_cannot_be_judged_by():
+    target = Target("cuda", "k26_step", "claim", targets.times_floor("captured"), 2.0)
+    with pytest.raises(ValueError, match="judge: k26_step: expected params by which 'claim' can be judged"):
+        judge([target], [Measurement("k26_step/captured", [1.0], {"floor_s": 0})])
+
+
 def test_the_share_of_the_matmul_rate():
     params = {"rows": 8192, "part": "q_b", "matmul_s": 2.0}
     for seconds, met in ((5.0, True), (5.1, False)):

@@ -50,6 +50,29 @@ def test_check_has_status_1_when_a_target_is_missed(slow_native):
     assert cli.main(["bench", "--quick", "--check", "--group", "bandwidth"]) == 0
 
 
+def test_judge_with_check_has_status_1_when_a_target_is_missed(capsys, tmp_path, slow_native):
+    assert cli.main(["bench", "--quick", "--out", str(tmp_path / "r.json")]) == 0
+    assert cli.main(["bench", "--judge", str(tmp_path / "r.json")]) == 0
+    assert cli.main(["bench", "--judge", str(tmp_path / "r.json"), "--check"]) == 1
+    assert "**missed**" in capsys.readouterr().out
+
+
+def test_a_record_that_no_target_is_about_is_not_judged(capsys):
+    path = viz.records.BENCHMARKS / "nvidia-h200-sanitizer.json"
+    assert cli.main(["bench", "--judge", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert f"--judge: {path}: expected results that a target of cuda is about, of " in err and "got sanitizer" in err
+
+
+def test_where_nothing_was_measured_an_older_record_stays(capsys, tmp_path, slow_native):
+    out = tmp_path / "r.json"
+    assert cli.main(["bench", "--quick", "--out", str(out)]) == 0
+    before = out.read_text()
+    bench.GROUPS = {"broken": lambda effort: 1 / 0}
+    assert cli.main(["bench", "--quick", "--out", str(out)]) == 1
+    assert out.read_text() == before and "FAILED  broken: ZeroDivisionError" in capsys.readouterr().out
+
+
 def test_list_and_unknown_group(capsys):
     assert cli.main(["bench", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import shlex
 
-from kdtree_nb import cli, viz
+import pytest
+import torch
+
+from kdtree_nb import bench, cli, viz
+from kdtree_nb.bench import k26
+from kdtree_nb.commands import bench_k26
 
 SMALL = ["bench", "k26", "--device", "cpu", "--small", "--layers", "2", "--quick", "--rows", "1", "3", "--prefix", "32"]
 
@@ -31,9 +36,88 @@ def test_refusals(capsys):
     assert "--layers: expected 1 … 61, got 62" in capsys.readouterr().err
     assert cli.main([*SMALL, "--projection", "record.json"]) == 2
     assert "--projection: expected --tp N beside it" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        cli.main([*SMALL, "--tp", "2", "--tp-rank-of", "8"])
+    assert "not allowed with argument" in capsys.readouterr().err
 
 
 def test_all_ranks_need_torchrun(capsys, monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     assert cli.main([*SMALL, "--tp", "2"]) == 2
     assert "found no RANK" in capsys.readouterr().err
+
+
+def test_a_projection_that_cannot_be_read_is_refused_before_ranks_meet(capsys, tmp_path):
+    assert cli.main([*SMALL, "--tp", "2", "--projection", str(tmp_path / "none.json")]) == 2
+    assert "load_record: " in (err := capsys.readouterr().err) and "none.json" in err
+    (tmp_path / "half.json").write_text('{"device": ')
+    assert cli.main([*SMALL, "--tp", "2", "--projection", str(tmp_path / "half.json")]) == 2
+    assert "half.json: expected JSON" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+@pytest.mark.parametrize("options", [[], ["--layers", "1"], ["--tp", "8"]])
+def test_without_a_gpu_there_is_a_line_for_it(options, capsys):
+    assert cli.main(["bench", "k26", *options]) == 2
+    assert "native kernels: none for device 'cuda'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [["--group", "matmul"], ["--list"], ["--judge", "record.json"]])
+def test_options_of_other_groups_are_refused(option, capsys):
+    assert cli.main(["bench", *option, *SMALL[1:]]) == 2
+    assert f"{option[0]}: expected without k26" in capsys.readouterr().err
+
+
+@pytest.fixture
+def brief(monkeypatch):
+    """Groups that measure nothing; the Plan and Lab are asked for as always."""
+    made = {
+        "bandwidth": lambda effort: [bench.Measurement("bandwidth/copy", [2.5e9] * effort.num_rounds, {}, "byte/s")]
+    }
+    monkeypatch.setattr(k26, "k26_groups", lambda where, plan: dict(made))
+    monkeypatch.setattr(viz.records, "BENCHMARKS", None)  # no test writes there
+    return made
+
+
+def test_options_before_the_word_k26_count(brief, tmp_path):
+    out = tmp_path / "r.json"
+    assert cli.main(["bench", "--quick", "--device", "cpu", "--out", str(out), "k26", "--small"]) == 0
+    found = viz.load_record(out)
+    assert found.command.endswith("bench k26 --device cpu --tp-rank-of 8 --small --quick")
+    assert len(found.results[0].samples) == bench.Effort.quick().num_rounds
+
+
+def test_in_a_folder_the_record_has_a_name_of_its_own(brief, tmp_path, monkeypatch):
+    """That of another record of the device would be overwritten; so would that of another number of ranks."""
+    monkeypatch.setattr(viz.records, "BENCHMARKS", tmp_path)
+    for options in ([], ["--tp-rank-of", "4"]):
+        assert cli.main(["bench", "k26", "--device", "cpu", "--small", "--out", str(tmp_path / "new"), *options]) == 0
+    eight, four = sorted((tmp_path / "new").iterdir(), key=lambda path: len(path.name))
+    assert eight.name.endswith("-k26.json") and four.name == f"{eight.stem}-rank-of-4.json"
+    assert viz.load_record(four).command.endswith("--tp-rank-of 4 --small")
+
+
+def test_the_record_that_a_projection_is_taken_from_has_as_many_ranks(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(viz.records, "BENCHMARKS", tmp_path)
+    args = cli.build_parser().parse_args(["bench", "k26", "--device", "cpu", "--tp", "2"])
+    bench_k26.print_projection(args, [])
+    assert "-k26-rank-of-2.json of one rank" in capsys.readouterr().out
+
+
+def test_a_folder_called_like_a_record_is_refused_before_anything_is_measured(brief, capsys, tmp_path):
+    brief["bandwidth"] = lambda effort: pytest.fail("measured")
+    (tmp_path / "r.json").mkdir()
+    assert cli.main(["bench", "k26", "--device", "cpu", "--small", "--out", str(tmp_path / "r.json")]) == 2
+    assert "--out: expected a .json file or a folder of another name, got the folder" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_tells_where_its_record_is(brief, capsys, tmp_path):
+    def interrupt(effort):
+        raise KeyboardInterrupt
+
+    brief["never ends"] = interrupt
+    out = tmp_path / "new" / "r.json"
+    assert cli.main(["bench", "k26", "--device", "cpu", "--small", "--out", str(out)]) == 130
+    told = capsys.readouterr()
+    assert f"record: {out}" in told.out and "interrupted" in told.err
+    assert [r.name for r in viz.load_record(out).results] == ["bandwidth/copy"]

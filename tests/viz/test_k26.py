@@ -12,7 +12,7 @@ from kdtree_nb import bench, viz
 
 def a_record(tmp_path, layers, name="k26_step/captured", **more):
     def result(rows, prefix_len):
-        params = {"rows": rows, "prefix_len": prefix_len, "layers": layers, "hidden": 7168} | more
+        params = {"tp": 8, "rows": rows, "prefix_len": prefix_len, "layers": layers, "hidden": 7168} | more
         return {"name": name, "unit": "s", "samples": [1e-3 * rows], "params": params}
 
     fields = {"device": "a card", "date": "2026-11-30", "commit": "c", "versions": {"torch": "2"}, "command": "k"}
@@ -33,6 +33,7 @@ def test_only_a_record_of_all_layers_counts(tmp_path):
     part, whole = a_record(tmp_path, 3), a_record(tmp_path, 61)
     assert viz.k26.recorded([part, whole]) is whole
     assert viz.k26.recorded([part]) is None and viz.k26.recorded([]) is None
+    assert viz.k26.recorded([whole], 4) is None
 
 
 def test_steps_by_rows(tmp_path):
@@ -183,3 +184,58 @@ def test_exchanges_of_several_ranks():
     ]
     told = viz.k26.exchanges_table(record()).splitlines()
     assert told[:-1] == lines and "the rows took other experts" in told[-1]
+
+
+def without(*names):
+    """Results of the step of a rank and of all ranks, by the name of the group that lack these params."""
+    found = [
+        results(name, seconds)
+        for name, seconds in (
+            ("k26_step/captured", 2e-3), ("k26_step/share", 2e-3), ("k26_projection/all ranks", 3e-3),
+            ("k26_tp/step", 4e-3), ("k26_tp/without exchange", 3e-3), ("k26_tp/exchanges alone", 1e-3),
+            ("k26_launch/eager", 3e-3), ("k26_launch/captured", 2e-3),
+        )
+    ]  # fmt: skip
+    found += [bench.Measurement("k26_kernels/a_kernel", [1e-3], {"rows": 1, "layers": 61, "launches": 3})]
+    return [bench.Measurement(m.name, m.samples, {k: v for k, v in m.params.items() if k not in names}) for m in found]
+
+
+READERS = {
+    "projections": (
+        lambda r: viz.k26.projections(r.results, r.results), ("tp", "layers", "hidden", "rows", "prefix_len")
+    ),
+    "ranks_steps": (viz.k26.ranks_steps, ("rows", "prefix_len", "layers")),
+    "ranks_table": (lambda r: viz.k26.ranks_table(r, None), ("rows", "prefix_len", "layers")),
+    "exchanges_table": (viz.k26.exchanges_table, ("rows", "prefix_len")),
+    "measured_steps": (lambda r: viz.k26.measured_steps(r, 64, "share"), ("rows", "prefix_len")),
+    "kernels": (lambda r: viz.k26.kernels(r, 1), ("rows", "launches")),
+    "kernels_table": (lambda r: viz.k26.kernels_table(r, 1), ("rows", "launches", "layers")),
+    "gains_table": (lambda r: viz.k26.gains_table(r, None), ("rows",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("reader", "missing"), [(name, param) for name, (_, of) in READERS.items() for param in of])
+def test_a_record_that_lacks_a_param_says_which(tmp_path, reader, missing):
+    read = READERS[reader][0]
+    assert read(record_of(tmp_path, "whole", *without()))
+    with pytest.raises(ValueError, match=f"record: k26_.*: expected a positive number '{missing}' among the params"):
+        read(record_of(tmp_path, "part", *without(missing)))
+
+
+def test_exchanges_that_were_not_measured_are_named(tmp_path):
+    measured = [m for m in without() if m.name != "k26_tp/exchanges alone"]
+    with pytest.raises(
+        ValueError, match="exchanges_table: part.json: expected k26_tp/exchanges alone of 1 rows behind"
+    ):
+        viz.k26.exchanges_table(record_of(tmp_path, "part", *measured))
+    with pytest.raises(ValueError, match="exchanges_table: part.json: expected k26_tp/step and its without exchange"):
+        viz.k26.exchanges_table(record_of(tmp_path, "part", *measured[:3]))
+
+
+def test_a_record_without_share_or_kernels_is_read_as_such(tmp_path):
+    old = record_of(
+        tmp_path, "old", *(m for m in without() if m.name not in ("k26_step/share", "k26_kernels/a_kernel"))
+    )
+    assert viz.k26.recorded([old]) is old and viz.k26.measured_steps(old, 64, "share") == {}
+    assert viz.k26.projected_from(old.results) == "captured" and len(viz.k26.projections(old.results, old.results)) == 1
+    assert viz.k26.kernels(old, 1) == [] and "no record by kernel yet" in viz.k26.kernels_table(old, 1)

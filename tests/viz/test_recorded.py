@@ -49,6 +49,38 @@ def test_a_sweep():
         viz.sweep(twice, set="code")
 
 
+def changed(name, **params):
+    """RECORD, whose results of that name have these params; one that is None they lack."""
+    kept = {key: value for key, value in params.items() if value is not None}
+    results = [
+        Result(r.name, r.unit, r.samples, {k: v for k, v in r.params.items() if k not in params} | kept)
+        if r.name == name
+        else r
+        for r in RESULTS
+    ]
+    return Record("box", "2026-11-30", "abc", {"torch": "2"}, "c", tuple(results), Path("a.json"))
+
+
+def test_a_record_that_lacks_a_field_says_which():
+    with pytest.raises(ValueError, match="by_budget: a.json: acceptance/DFlash: expected a budget and 'expected', got"):
+        viz.by_budget(changed("acceptance/DFlash", expected=None), "acceptance/DFlash", "expected", set="code")
+    with pytest.raises(ValueError, match="by_budget: a.json: acceptance/DFlash: expected a budget and None, got"):
+        viz.by_budget(changed("acceptance/DFlash", budget=[8]), "acceptance/DFlash")
+    for missing in ("num_texts", "num_tokens"):
+        with pytest.raises(ValueError, match=f"budget_sweep/chain: expected a positive number '{missing}'"):
+            viz.sweep(changed("budget_sweep/chain", **{missing: None}))
+    with pytest.raises(ValueError, match="expert_coverage/DFlash: expected a positive number 'rows'"):
+        viz.coverage_by_rows(changed("expert_coverage/DFlash", rows=None), "DFlash")
+
+
+def test_a_way_to_decode_that_is_none_is_refused():
+    record = Record(
+        "box", "2026", "abc", {"torch": "2"}, "c", (*RESULTS, result("budget_sweep/bush", 1.0)), Path("a.json")
+    )
+    with pytest.raises(ValueError, match="sweep: a.json: expected AR, chain, .* got budget_sweep/bush"):
+        viz.sweep(record)
+
+
 def test_coverage_by_rows():
     assert viz.coverage_by_rows(RECORD, "DFlash", set="code") == {2: (3.0, 5.0)}
     with pytest.raises(ValueError, match="expected expert_coverage/NGram with {}, got none"):

@@ -77,6 +77,29 @@ def test_what_is_no_record_is_refused(tmp_path, text: str):
         viz.load_record(tmp_path / "bad.json")
 
 
+def test_what_cannot_be_read_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="load_record: .*none.json: expected a record, got No such file"):
+        viz.load_record(tmp_path / "none.json")
+    with pytest.raises(ValueError, match="load_record: .*: expected a record, got Is a directory"):
+        viz.load_record(tmp_path)
+    (tmp_path / "deep.json").write_text("[" * 100_000 + "]" * 100_000)
+    with pytest.raises(ValueError, match=r"deep\.json: expected JSON, got maximum recursion depth"):
+        viz.load_record(tmp_path / "deep.json")
+
+
+def test_a_sample_beyond_what_float_holds_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"bad\.json: results\[1\] \(step/numpy\): samples: expected positive finite"):
+        viz.load_record(write(tmp_path / "bad.json", lambda r: r["results"][1].update(samples=[10**400])))
+
+
+@pytest.mark.parametrize("rows", [None, "1", 0, -1, True, float("nan"), 10**400, [1]])
+def test_a_param_is_a_positive_number(tmp_path, rows):
+    record = viz.load_record(write(tmp_path / "a.json", lambda r: r["results"][0]["params"].update(rows=rows)))
+    with pytest.raises(ValueError, match="record: step/numpy: expected a positive number 'rows' among the params, got"):
+        viz.records.number(record.results[0], "rows")
+    assert viz.records.number(record.results[1], "rows") == 17
+
+
 def test_a_nan_sample_is_refused(tmp_path):
     path = tmp_path / "bad.json"
     path.write_text(json.dumps(GOOD).replace("0.05", "NaN"))
