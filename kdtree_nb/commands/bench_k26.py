@@ -58,7 +58,9 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--quick", action="store_true", help=text, default=of_bench)
     text = "record to write: .json file, or folder (default: in data/benchmarks)"
     parser.add_argument("--out", type=Path, help=text, default=of_bench)
-    parser.add_argument("--check", action="store_true", help="exit with status 1 if a target is missed", default=of_bench)
+    parser.add_argument(
+        "--check", action="store_true", help="exit with status 1 if a target is missed", default=of_bench
+    )
 
 
 def expect_options(args: argparse.Namespace) -> None:
