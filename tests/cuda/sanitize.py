@@ -50,9 +50,9 @@ thousands of shapes and rows."""
 KNOWN_OF = ("linear", "moe_experts")
 """Operations that have such stages."""
 LEFT_OUT = {(name, "racecheck") for name in ("moe_experts:whole", "moe_experts:whole some", "moe_experts:whole each")}
-"""racecheck 2025.3 does not end, in 80 to 120 s, on launches of BF16 experts beside the shared one; why is not known. The
-other tools end in 3 s and are clean, as racecheck is on `moe_experts:INT4 whole` and `INT4 whole some`, whose launches have
-the same half for the shared expert, and on `moe_experts:spread`."""
+"""racecheck 2025.3 does not end, in 80 to 120 s, on launches of BF16 experts beside the shared one; why is not known.
+The other tools end in 3 s and are clean, as racecheck is on `moe_experts:INT4 whole` and `INT4 whole some`, whose
+launches have the same half for the shared expert, and on `moe_experts:spread`."""
 ACCESS = re.compile(r"(Read|Write) access at (?:kdtree::)?(\w+(?:\(unsigned int, uint4\))?)")
 ALL_OPS = "all operations of op_args.h"
 SUMMARY = re.compile(
