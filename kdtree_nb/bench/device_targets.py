@@ -172,7 +172,7 @@ _CUDA = (
     _int4("torch INT4", "INT4 product", 1.0, (1, 128), large=False),
     Target("cuda", "int4_invariance_cost", "INT4: invariance costs at most 5 % against the fastest tile shape by rows",
            times_faster("invariant", "best shape"), 1 / 1.05,
-           open="one row by 4,096 outputs: another shape, of the same bits, was faster in this run"),
+           open="one row by 4,096 outputs: one and the same tile shape, called in two ways, a sample each"),
     Target("cuda", "int4_experts", "INT4 experts of Kimi K2.6, whole, 1 to 32 rows, over the floor",
            times_floor("native"), 1 / 0.6, False, "x", lambda p: p["rows"] <= 32 and p["width"] == 2048),
     Target("cuda", "int4_checks", "checks of INT4 products that failed", param("native", "failures"), 0, False,
