@@ -3,14 +3,14 @@
 memcheck and synccheck look at the kernel checks (run_small_ops.py, run_linear.py, run_attn.py with QUICK) and at the
 cases of sanitize_list.py, racecheck and initcheck at the cases. Each case and tool is a process of its own, several at
 once. Writes FOLDER/sanitizer.json, a record that data/benchmarks can hold, and FOLDER/sanitizer.log with what the tools
-said. Exit code 1 if a tool found an error or a process failed. --build-only needs no GPU.
+said, both after every process, so that a run that is cut short leaves what it found. Exit code 1 if a tool found an
+error or a process failed, 2 if nothing could be run, 130 if interrupted. --build-only needs no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import dataclasses
 import datetime
 import json
 import os
@@ -20,63 +20,28 @@ import shutil
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from op_structs import ROOT, args_name, cuda_ops, workspace_ops
 from processes import run_for
 from sanitize_list import CASES
+from sanitize_report import TOOLS, Result, read_result, report
 
 HERE = Path(__file__).resolve().parent
 
-TOOLS = ("memcheck", "synccheck", "racecheck", "initcheck")
 CHECKS = {"small ops": ["run_small_ops.py", "check"], "linear and experts": ["run_linear.py"],
           "attention": ["run_attn.py", "check"]}  # fmt: skip
 OPTIONS = {"racecheck": ("--racecheck-indirect-barrier-dependency", "--print-limit", "100000")}
 """A consumer warp of linear meets (__syncwarp), then one lane arrives at the mbarrier that its producer waits for. That
 orders what all its lanes read; the first option, the default of newer versions, asks racecheck to follow it."""
 
-PRODUCERS = {"bulk_copy", "cp_async16", "XProducer", "store_shared(unsigned int, uint4)"}
-CONSUMERS = {"load_matrices", "load_shared", "Int4Fragments"}
-"""The two sides of the stages of linear and moe_experts, by the function that touches shared memory. One fills a
-stage, by bulk copies, by cp.async or, where rows are not aligned, by stores of a uint4 (sums are stored as float[4]);
-the other reads it. mbarriers hand it over. When a stage is filled again, racecheck 2025.3 knows of the reads before
-only those of the lane that arrived: where each lane reads bytes of its own, as in BF16, it reports 31 of a warp's 32.
-NVIDIA's release notes say that false reports around mbarriers were mended in 2025.4 and 2026.1
-(docs.nvidia.com/compute-sanitizer/ReleaseNotes); others describe those of copies by address
-(Dao-AILab/flash-attention, v2.8.3, AI/RACECHECK_TMA_HAZARD.md). Reports between these two sides alone are counted
-apart, as `known`; any other is an error. What stands for the hand-over itself is tests/cuda/run_linear.py: bits of
-thousands of shapes and rows."""
-KNOWN_OF = ("linear", "moe_experts")
-"""Operations that have such stages."""
 LEFT_OUT = {(name, "racecheck") for name in ("moe_experts:whole", "moe_experts:whole some", "moe_experts:whole each")}
 """racecheck 2025.3 does not end, in 80 to 120 s, on launches of BF16 experts beside the shared one; why is not known.
 The other tools end in 3 s and are clean, as racecheck is on `moe_experts:INT4 whole` and `INT4 whole some`, whose
 launches have the same half for the shared expert, and on `moe_experts:spread`."""
-ACCESS = re.compile(r"(Read|Write) access at (?:kdtree::)?(\w+(?:\(unsigned int, uint4\))?)")
 ALL_OPS = "all operations of op_args.h"
-SUMMARY = re.compile(
-    r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warning"
-)
-
-
-@dataclasses.dataclass
-class Result:
-    """What a tool said of a case. errors is None where it said nothing: the process failed or ran out of time; `known`
-    ones are not among them."""
-
-    kernel: str
-    tool: str
-    errors: int | None
-    warnings: int
-    forms: str
-    seconds: float
-    known: int = 0
-
-    @property
-    def is_clean(self) -> bool:
-        """Nothing was found, and something was looked at."""
-        return self.errors == 0 and self.warnings == 0 and self.forms != ""
 
 
 def shim_text() -> str:
@@ -138,7 +103,9 @@ def select(jobs: list[tuple[str, str, list[str]]], only: list[str] | None) -> li
         return jobs
     names = {kernel for kernel, _, _ in jobs}
     if missing := set(only) - names:
-        raise ValueError(f"sanitize --only: expected names of {sorted(names)}, got {sorted(missing)}")
+        left_out = ", ".join(sorted(f"{tool} of {name}" for name, tool in LEFT_OUT if name in missing))
+        remedy = f"{left_out} would not end: name another tool." if left_out else "Name others, or other tools."
+        raise ValueError(f"sanitize --only: expected names of {sorted(names)}, got {sorted(missing)}. {remedy}")
     return [job for job in jobs if job[0] in only]
 
 
@@ -159,32 +126,6 @@ def run_one(
         text, code = f"{text}\nno answer within {limit_s:.0f} s", 1
     shutil.rmtree(out, ignore_errors=True)
     return read_result(kernel, tool, text, code, time.perf_counter() - start), text
-
-
-def read_result(kernel: str, tool: str, text: str, code: int, seconds: float) -> Result:
-    """From the output of a tool and its exit code."""
-    found = SUMMARY.findall(text)
-    errors = int(found[-1][0] or found[-1][1]) if found else None
-    warnings = int(found[-1][2] or 0) if found else 0
-    known = known_races(text) if tool == "racecheck" and kernel.startswith(KNOWN_OF) and errors else 0
-    if errors is not None:
-        code, errors = (0 if known and known == errors and code == 9 else code), errors - known
-    if code and errors == 0 and warnings == 0:  # the program failed by itself
-        errors = None
-    forms = re.findall(r"^[^=\n]*?(\d+ forms: .*|\d+ checks, 0 failed|all checks passed)", text, re.M)
-    return Result(kernel, tool, errors, warnings, forms[-1] if forms else "", round(seconds, 1), known)
-
-
-def known_races(text: str) -> int:
-    """How many of racecheck's errors are between PRODUCERS that write and CONSUMERS that read."""
-    reports = text.split("Error: Race reported between ")[1:]
-    accesses = [ACCESS.findall(report.partition("========= \n")[0]) for report in reports]
-    sides = {("Write", name) for name in PRODUCERS}, {("Read", name) for name in CONSUMERS}
-    return sum(
-        any({first} <= one and {*others} <= other for one, other in (sides, sides[::-1]))
-        for first, *others in accesses
-        if others
-    )
 
 
 def describe_device(library: Path) -> dict[str, str]:
@@ -229,25 +170,34 @@ def to_record(
     }  # fmt: skip
 
 
-def report(results: list[Result]) -> None:
-    """A line for each kernel and tool that is not clean or has known reports, and the totals."""
-    for result in results:
-        if result.known:
-            print(
-                f"known     {result.tool:9s} {result.kernel}: {result.known} reports of stages that mbarriers hand over"
-            )
-        if not result.is_clean:
-            print(f"NOT CLEAN {result.tool:9s} {result.kernel}: {result.errors} errors, {result.warnings} warnings "
-                  f"({result.forms or 'did not end well'}), {result.seconds} s", flush=True)  # fmt: skip
-    for tool in TOOLS:
-        mine = [result for result in results if result.tool == tool]
-        if mine:
-            print(f"{tool}: {sum(r.is_clean for r in mine)} of {len(mine)} clean, {sum(r.seconds for r in mine):.0f} s "
-                  f"of work, the longest {max(r.seconds for r in mine)} s", flush=True)  # fmt: skip
+def run_all(
+    jobs: list[tuple[str, str, list[str]]], library: Path, options: argparse.Namespace,
+    keep: Callable[[Result, str], None],
+) -> None:  # fmt: skip
+    """Every process, several at once; `keep` is called with each result and output. Where anything is raised, also by
+    Ctrl-C, those that have ended are kept and those that have not begun do not begin."""
+    with ThreadPoolExecutor(options.jobs) as pool:
+        left = {pool.submit(run_one, *job, library, options) for job in jobs}
+        try:
+            for future in as_completed(set(left)):
+                left.remove(future)
+                keep(*future.result())
+        except BaseException:
+            ended = [future for future in left if future.done() and not future.exception()]
+            pool.shutdown(wait=False, cancel_futures=True)
+            for future in ended:
+                keep(*future.result())
+            raise
 
 
-def main() -> int:
-    """Builds, runs, writes; the exit code."""
+def expect_tools(*names: str) -> None:
+    """Raises ValueError where one is not on the PATH."""
+    if missing := [name for name in names if not shutil.which(name)]:
+        raise ValueError(f"sanitize: expected {', '.join(names)} on the PATH, got no {', '.join(missing)}")
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("folder", type=Path, help="where the record and the log go")
     parser.add_argument("tools", nargs="*", choices=[*TOOLS, []], help="default: all")
@@ -260,30 +210,57 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="cases of sanitize_list.py, or 'checks: …', by name")
     parser.add_argument("--jobs", type=int, default=min(12, os.cpu_count() or 2))
     options = parser.parse_args()
-    if options.build_only:
-        print(build(options.folder, options.build_only, options.jobs))
-        return 0
+    if options.jobs < 1 or not options.limit_s > 0:
+        parser.error(f"expected --jobs and --limit-s above 0, got {options.jobs} and {options.limit_s}")
+    return options
+
+
+def look(options: argparse.Namespace) -> bool:
+    """Builds, runs, writes. Whether everything is clean."""
     missing = set(cuda_ops()) - {name.partition(":")[0] for name in CASES}
     if missing:
         raise ValueError(
             f"sanitize: expected a case for {ALL_OPS}, got none for {sorted(missing)}: see sanitize_list.py"
         )
+    library = options.library.resolve() if options.library else options.folder.resolve() / "build" / "kernels.so"
+    jobs = processes(library, list(dict.fromkeys(options.tools or TOOLS)))
+    jobs = select([job for job in jobs if not (options.skip_checks and job[0].startswith("checks"))], options.only)
+    expect_tools("compute-sanitizer", "nvcc", *(() if options.library else ("nvidia-smi",)))
+    if not options.library:
+        build(library.parent, find_arch(), options.jobs)
     options.folder.mkdir(parents=True, exist_ok=True)
-    library = (
-        options.library.resolve() if options.library else build(options.folder / "build", find_arch(), options.jobs)
-    )
-    jobs = select(processes(library, options.tools or list(TOOLS)), options.only)
-    jobs = [job for job in jobs if not (options.skip_checks and job[0].startswith("checks"))]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        done = list(pool.map(lambda job: run_one(*job, library, options), jobs))
-    results = sorted((result for result, _ in done), key=lambda r: (r.kernel, r.tool))
-    (options.folder / "sanitizer.log").write_text(
-        "\n".join(f"##### {result.tool} {result.kernel}\n{text}" for result, text in done)
-    )
-    record = to_record(results, describe_device(library), versions(), commit(), sys.argv[1:])
-    (options.folder / "sanitizer.json").write_text(json.dumps(record, indent=1) + "\n")
-    report(results)
-    return not all(result.is_clean for result in results)
+    device, tools, source, results = describe_device(library), versions(), commit(), []
+    with (options.folder / "sanitizer.log").open("w") as log:
+
+        def keep(result: Result, text: str) -> None:
+            results.append(result)
+            print(f"##### {result.tool} {result.kernel}\n{text}", file=log, flush=True)
+            record = to_record(sorted(results, key=lambda r: (r.kernel, r.tool)), device, tools, source, sys.argv[1:])
+            written = options.folder / ".sanitizer.json.tmp"
+            written.write_text(json.dumps(record | {"asked_for": len(jobs)}, indent=1) + "\n")
+            written.replace(options.folder / "sanitizer.json")
+
+        try:
+            run_all(jobs, library, options, keep)
+        finally:
+            report(results, len(jobs))
+    return all(result.is_clean for result in results)
+
+
+def main() -> int:
+    """The exit code."""
+    options = parse()
+    try:
+        if options.build_only:
+            expect_tools("nvcc")
+            print(build(options.folder, options.build_only, options.jobs))
+            return 0
+        return int(not look(options))
+    except KeyboardInterrupt:
+        return 130
+    except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
+        print(error if str(error).startswith("sanitize") else f"sanitize: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

@@ -113,8 +113,85 @@ def test_only_what_is_named_is_looked_at(tmp_path):
     checks = {("checks: attention", "memcheck"), ("checks: attention", "synccheck")}
     assert few == checks | {("rope", tool) for tool in sanitize.TOOLS}
     assert sanitize.select(jobs, None) == jobs
-    with pytest.raises(ValueError, match=r"sanitize --only: .* got \['checks: attention', 'ropes'\]"):
-        sanitize.select([job for job in jobs if job[1] == "racecheck"], ["rope", "ropes", "checks: attention"])
+    raced = [job for job in jobs if job[1] == "racecheck"]
+    with pytest.raises(ValueError, match=r"sanitize --only: .* got \['checks: attention', 'ropes'\]. Name others"):
+        sanitize.select(raced, ["rope", "ropes", "checks: attention"])
+    with pytest.raises(ValueError, match="racecheck of moe_experts:whole would not end: name another tool"):
+        sanitize.select(raced, ["moe_experts:whole"])
+    with pytest.raises(ValueError, match=r"got \[''\]"):
+        sanitize.select(jobs, [""])
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A machine that has a GPU and all tools. `run(*arguments)` is the exit code; `said` is what a tool says."""
+    said, ended = {}, []
+
+    def run_one(kernel, tool, command, library, options):
+        ended.append((kernel, tool))
+        if isinstance(text := said.get(tool, CLEAN), BaseException):
+            raise text
+        return sanitize.read_result(kernel, tool, text, 0, 1.0), text
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["sanitize.py", str(tmp_path / "out"), *arguments])
+        return sanitize.main()
+
+    monkeypatch.setattr(sanitize, "run_one", run_one)
+    monkeypatch.setattr(sanitize, "describe_device", lambda library: {"device": "a GPU"})
+    monkeypatch.setattr(sanitize, "versions", lambda: {"nvcc": "13.0"})
+    monkeypatch.setattr(sanitize, "commit", lambda: "abc")
+    monkeypatch.setattr(sanitize, "find_arch", lambda: "90a")
+    monkeypatch.setattr(sanitize, "build", lambda folder, arch, jobs: ended.append("built"))
+    monkeypatch.setattr(sanitize.shutil, "which", lambda name: name)
+    return SimpleNamespace(run=run, said=said, ended=ended, out=tmp_path / "out")
+
+
+def test_a_run_writes_a_record_and_a_log(machine, capsys):
+    assert machine.run("--only", "rope", "ropes", "--jobs", "1") == 2
+    assert machine.ended == [] and "got ['ropes']" in capsys.readouterr().err and not machine.out.exists()
+    assert machine.run("memcheck", "memcheck", "--only", "rope", "embed", "--library", "kernels.so") == 0
+    assert sorted(machine.ended) == [("embed", "memcheck"), ("rope", "memcheck")]
+    record = load_record(machine.out / "sanitizer.json")
+    assert [r.params["kernel"] for r in record.results] == ["embed", "rope"] and "CUT" not in capsys.readouterr().out
+    told = [line for line in (machine.out / "sanitizer.log").read_text().splitlines() if line.startswith("#####")]
+    assert sorted(told) == ["##### memcheck embed", "##### memcheck rope"]
+    machine.said["memcheck"] = "Error: no device"
+    assert machine.run("memcheck", "--only", "rope") == 1 and machine.ended[2] == "built"
+
+
+@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt(), 130), (OSError("a full disk"), 2)])
+def test_a_run_that_is_cut_short_leaves_what_it_found(machine, capsys, error, status):
+    """racecheck of a case comes before its other tools."""
+    machine.said["initcheck"] = error
+    assert machine.run("racecheck", "initcheck", "--only", "rope", "--jobs", "1", "--library", "kernels.so") == status
+    told = capsys.readouterr()
+    assert "CUT SHORT 1 of 2 processes have ended" in told.out and ("a full disk" in told.err) == (status == 2)
+    assert [r.name for r in load_record(machine.out / "sanitizer.json").results] == ["sanitizer/racecheck"]
+    assert json.loads((machine.out / "sanitizer.json").read_text())["asked_for"] == 2
+    assert sorted(path.name for path in machine.out.iterdir()) == ["sanitizer.json", "sanitizer.log"]
+
+
+@pytest.mark.parametrize("options", [["--jobs", "0"], ["--limit-s", "nan"], ["--limit-s", "-1"], ["--only"], ["rope"]])
+def test_options_that_cannot_be_are_refused(machine, options):
+    with pytest.raises(SystemExit, match="2"):
+        machine.run(*options)
+    assert machine.ended == []
+
+
+def test_tools_that_are_not_there_are_named_before_anything_is_built(machine, capsys, monkeypatch):
+    monkeypatch.setattr(sanitize.shutil, "which", lambda name: None if name == "nvidia-smi" else name)
+    assert machine.run() == 2 and machine.ended == []
+    want = "sanitize: expected compute-sanitizer, nvcc, nvidia-smi on the PATH, got no nvidia-smi\n"
+    assert capsys.readouterr().err == want
+    assert machine.run("--only", "rope", "--library", "kernels.so") == 0
+
+
+def test_a_library_that_is_none_is_an_error_before_anything_runs(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(sanitize.shutil, "which", lambda name: name)
+    monkeypatch.setattr(sys, "argv", ["sanitize.py", str(tmp_path), "--library", "none.so", "--only", "rope"])
+    assert sanitize.main() == 2
+    assert "sanitize: " in (err := capsys.readouterr().err) and "none.so" in err
 
 
 def test_the_compilers_version_is_a_number(monkeypatch):
