@@ -85,9 +85,9 @@ def run_k26(args: argparse.Namespace) -> int:
     from kdtree_nb.native import require
 
     args.device = args.device or "cuda"
-    bench_k26.expect_options(args)
     if args.device == "cuda":
         require(torch.device("cuda"))
+    bench_k26.expect_options(args)
     target = bench_k26.target(args)
     if args.tp is not None:
         return common.end_of_rank(args.device, lambda: _run_k26_ranks(args, target))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kdtree_nb.bench.k26 import Plan
     from kdtree_nb.bench.runner import Group
     from kdtree_nb.parallel import TensorParallel
+    from kdtree_nb.viz.records import Record
 
 HELP = "Kimi K2.6 at its true dimensions, one rank or all: steps of 1 to 64 rows behind prefixes of 1k to 128k"
 EPILOG = """No checkpoint is read: weights are random, INT4 experts among them, and made on the device. A rank of eight
@@ -64,18 +65,16 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 
 def expect_options(args: argparse.Namespace) -> None:
-    """Raises ValueError for options that would have no effect, and for a --projection that is no record: before
-    anything is measured."""
-    from kdtree_nb.viz.records import load_record
-
+    """Raises ValueError for options that would have no effect, and where the record to compare with is none of a rank:
+    before anything is measured."""
     given = {"--group": args.group, "--list": args.list, "--judge": args.judge}
     useless = ", ".join(name for name, value in given.items() if value)
     if useless:
         raise ValueError(f"{useless}: expected without k26, which has groups of its own. Leave out one or the other.")
     if args.projection and args.tp is None:
         raise ValueError("--projection: expected --tp N beside it, got one rank, which makes a projection itself")
-    if args.projection:
-        load_record(args.projection)
+    if args.tp is not None:
+        _one_rank(args)
 
 
 def groups(args: argparse.Namespace) -> tuple[dict[str, Group], Effort]:
@@ -158,21 +157,34 @@ def of_ranks(record: Mapping[str, Any], num_ranks: int) -> dict[str, Any]:
     return {**record, "device": device, "versions": versions}
 
 
-def print_projection(args: argparse.Namespace, measurements: Sequence[Measurement]) -> None:
-    """How far the projection from one rank's record, where there is one, was off."""
+def _one_rank(args: argparse.Namespace) -> Record | None:
+    """The record of one rank to compare with; None where none was named and none lies beside the others. Raises
+    ValueError for one that cannot be read, or has steps of which no projection can be made."""
     from kdtree_nb.viz import k26
     from kdtree_nb.viz.records import load_record
 
     path = args.projection or _beside(args, _of_one_rank(args.tp))
     if not args.projection and not path.is_file():
-        print(f"projection: none to compare with, as there is no record {path.name} of one rank")
+        return None
+    record = load_record(path)
+    k26.projections([], record.results)
+    return record
+
+
+def print_projection(args: argparse.Namespace, measurements: Sequence[Measurement]) -> None:
+    """How far the projection from one rank's record, where there is one, was off."""
+    from kdtree_nb.viz import k26
+
+    record = _one_rank(args)
+    if record is None:
+        name = _beside(args, _of_one_rank(args.tp)).name
+        print(f"projection: none to compare with, as there is no record {name} of one rank")
         return
-    one_rank = load_record(path).results
-    found = k26.projections(measurements, one_rank)
+    found = k26.projections(measurements, record.results)
     if found:
-        print(f"projection: {k26.told_source(one_rank)}")
+        print(f"projection: {k26.told_source(record.results)}")
     else:
-        print(f"projection: {path.name} has no steps of one of these ranks, by layers, rows and prefix")
+        print(f"projection: {record.path.name} has no steps of one of these ranks, by layers, rows and prefix")
     for p in found:
         print(
             f"projection  {p.rows:3d} rows behind {p.prefix_len:7,d}: measured {1e3 * p.measured_s:.3f} ms; projected "

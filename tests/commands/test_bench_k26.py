@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 
 import pytest
@@ -53,6 +54,11 @@ def test_a_projection_that_cannot_be_read_is_refused_before_ranks_meet(capsys, t
     (tmp_path / "half.json").write_text('{"device": ')
     assert cli.main([*SMALL, "--tp", "2", "--projection", str(tmp_path / "half.json")]) == 2
     assert "half.json: expected JSON" in capsys.readouterr().err
+    fields = {"device": "a card", "date": "2026-11-30", "commit": "c", "versions": {"torch": "2"}, "command": "k"}
+    step = {"name": "k26_step/captured", "unit": "s", "samples": [1.0], "params": {"tp": 2}}
+    (tmp_path / "part.json").write_text(json.dumps(fields | {"results": [step]}))
+    assert cli.main([*SMALL, "--tp", "2", "--projection", str(tmp_path / "part.json")]) == 2
+    assert "k26_step/captured: expected a positive number 'layers'" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
