@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ NUM_TOKENS, BUDGET = 64, 16
 def all_ranks_groups(where: Lab, plan: Plan, ranks: TensorParallel) -> dict[str, Group]:
     """The groups by name. They share one model, which the first of them makes."""
     bench = _Bench(where, plan, ranks)
-    functions: dict[str, Callable[..., list[Measurement]]] = {
+    functions: dict[str, Callable[..., Iterable[Measurement]]] = {
         "bandwidth": functools.partial(lab.bandwidth, where),
         "matmul": functools.partial(lab.matmul, where),
         "k26_tp_build": bench.build,
@@ -121,14 +121,14 @@ class _Bench:
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
-    def steps(self, effort: Effort) -> list[Measurement]:
+    def steps(self, effort: Effort) -> Iterator[Measurement]:
         """Steps of every number of rows behind every prefix: `step`, the same `without exchange`, and what a step
         exchanges by itself, `exchanges alone`. A sample is that of the slowest rank.
 
         Without what the others send, rows would choose other experts, and how many they wake is most of a step's time:
         so `without exchange` routes, and then takes the experts of the step.
         """
-        pool, results = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None, []
+        pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         n, mine = self.ranks.num_ranks, self.ranks.rank
         for num_rows in effort.some(self.plan.rows):
             self.rank.prefix_len.fill_(min(self.plan.prefix_lens))
@@ -146,8 +146,7 @@ class _Bench:
                 self.rank.prefix_len.fill_(prefix_len)
                 for taken, now in zip(chosen, step.experts(), strict=True):
                     taken.copy_(now)
-                results += self._cell(step, parts, prefix_len, effort)
-        return results
+                yield from self._cell(step, parts, prefix_len, effort)
 
     def _cell(
         self, step: Step, parts: dict[str, Repeatable[Any]], prefix_len: int, effort: Effort

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import gc
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,7 @@ class Plan:
 def k26_groups(where: Lab, plan: Plan) -> dict[str, Group]:
     """The groups by name, in the order in which they share the memory of the device: the whole layer comes first."""
     bench = _Bench(where, plan)
-    functions: dict[str, Callable[..., list[Measurement]]] = {
+    functions: dict[str, Callable[..., Iterable[Measurement]]] = {
         "bandwidth": functools.partial(lab.bandwidth, where),
         "matmul": functools.partial(lab.matmul, where),
         "k26_prefill_product": bench.products,
@@ -131,7 +131,7 @@ def k26_groups(where: Lab, plan: Plan) -> dict[str, Group]:
 
 
 class _Bench:
-    """Measures a plan in a lab."""
+    """Measures a plan in a lab. What takes long yields each measurement when it is made."""
 
     def __init__(self, where: Lab, plan: Plan) -> None:
         self.lab, self.plan = where, plan
@@ -141,31 +141,36 @@ class _Bench:
         plan = self.plan
         return k26_prefill.products(self.lab, plan.config, plan.num_ranks, plan.num_prefill_tokens, effort)
 
-    def layer(self, effort: Effort) -> list[Measurement]:
+    def layer(self, effort: Effort) -> Iterator[Measurement]:
         """One layer with experts at full width, on one device: `k26_layer/captured`; for some rows behind the first
         prefix also with INT4 experts that are made floats in memory: `k26_layer/floats first`."""
         rank = Rank(single_layer(self.plan.config), 1, self.lab.device, self.plan.num_slots, as_stored=True)
         rows = [n for n in self.plan.rows if n in FLOATS_FIRST_ROWS]
-        results = self._sweep("k26_layer/floats first", rank, effort, rows, self.plan.prefix_lens[:1])
+        yield from self._sweep("k26_layer/floats first", rank, effort, rows, self.plan.prefix_lens[:1])
         rank.pack_int4()
         free(self.lab.device)
-        results += self._sweep("k26_layer/captured", rank, effort, self.plan.rows, self.plan.prefix_lens)
-        return results + exactness("k26_layer_rows", rank, effort)
+        yield from self._sweep("k26_layer/captured", rank, effort, self.plan.rows, self.plan.prefix_lens)
+        yield from exactness("k26_layer_rows", rank, effort)
 
-    def steps(self, effort: Effort) -> list[Measurement]:
+    def steps(self, effort: Effort) -> Iterator[Measurement]:
         """Whole steps of one rank: build and memory, times, launches, exactness, and what they add up to; a prefill."""
         free(self.lab.device)
         rank = Rank(self.plan.config, self.plan.num_ranks, self.lab.device, self.plan.num_slots)
         rows, prefix_lens = self.plan.rows, self.plan.prefix_lens
-        results = self._sweep("k26_step/captured", rank, effort, rows, prefix_lens)
-        results += self._projection(results) + self._memory(rank) + exactness("k26_step_rows", rank, effort)
+        steps = []
+        for measured in self._sweep("k26_step/captured", rank, effort, rows, prefix_lens):
+            steps.append(measured)
+            yield measured
+        yield from self._projection(steps) + self._memory(rank)
+        yield from exactness("k26_step_rows", rank, effort)
         prefill = k26_prefill.Prefill(rank, self.plan.num_prefill_tokens)
-        return results + prefill.measure(self.lab, effort) + prefill.exactness()
+        yield from prefill.measure(self.lab, effort)
+        yield from prefill.exactness()
 
-    def kernels(self, effort: Effort) -> list[Measurement]:
+    def kernels(self, effort: Effort) -> Iterator[Measurement]:
         """Where a step of one rank goes, behind the first prefix: seconds of each kernel and how often it runs."""
         free(self.lab.device)
-        rank, found = Rank(self.plan.config, self.plan.num_ranks, self.lab.device, self.plan.num_slots), []
+        rank = Rank(self.plan.config, self.plan.num_ranks, self.lab.device, self.plan.num_slots)
         rank.prefix_len.fill_(self.plan.prefix_lens[0])
         pool, config = torch.cuda.graph_pool_handle(), rank.config.model
         place = {"tp": rank.num_ranks, "layers": config.num_hidden_layers, "prefix_len": self.plan.prefix_lens[0]}
@@ -173,24 +178,22 @@ class _Bench:
             step = Step(rank, bushy_tree(num_rows, config.vocab_size, rank.device)).captured(pool)
             for kernel in kernel_times(step.replay, rank.device):
                 params = place | {"rows": num_rows, "launches": kernel.launches}
-                found.append(Measurement(f"k26_kernels/{kernel.name}", [kernel.seconds], params))
-        return found
+                yield Measurement(f"k26_kernels/{kernel.name}", [kernel.seconds], params)
 
     def _sweep(
         self, name: str, rank: Rank, effort: Effort, rows: Sequence[int], prefix_lens: Sequence[int]
-    ) -> list[Measurement]:  # fmt: skip
+    ) -> Iterator[Measurement]:  # fmt: skip
         """Every number of rows behind every prefix; one capture serves all prefixes, as in the engine."""
-        vocab_size, results = rank.model.config.vocab_size, []
+        vocab_size = rank.model.config.vocab_size
         pool = torch.cuda.graph_pool_handle() if rank.device.type == "cuda" else None
         for num_rows in effort.some(rows):
             step = Step(rank, bushy_tree(num_rows, vocab_size, rank.device))
             cell = Cell(self.lab, name, step, pool)
             for prefix_len in effort.some(prefix_lens):
                 rank.prefix_len.fill_(prefix_len)
-                results += cell.measure(prefix_len, effort)
+                yield from cell.measure(prefix_len, effort)
                 if cell.group == "k26_step" and num_rows in LAUNCH_ROWS and prefix_len == self.plan.prefix_lens[0]:
-                    results += cell.launches(effort)
-        return results
+                    yield from cell.launches(effort)
 
     def _projection(self, results: Sequence[Measurement]) -> list[Measurement]:
         """A PROJECTION, measured by nobody: steps of all ranks, from one rank's and an assumed cost of each sum."""

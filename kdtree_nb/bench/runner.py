@@ -6,7 +6,7 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -76,7 +76,8 @@ class Measurement:
         }  # fmt: skip
 
 
-Group = Callable[[Effort], list[Measurement]]
+Group = Callable[[Effort], Iterable[Measurement]]
+"""Measures. One that yields what it has measured as it goes loses nothing of it where it fails or is interrupted."""
 
 
 def rate(measured: Measurement, amount: int, unit: str, noun: str) -> Measurement:
@@ -141,23 +142,28 @@ def run_groups(
 ) -> list[Measurement]:  # fmt: skip
     """Run the groups one after the other, in inference mode. Raises BenchmarkError when contenders disagree.
 
-    With a list of `failures` a group that raises is added to it, with the reason, and the next one runs. after_group is
-    called with all measurements so far, to keep them should a later group not return. A measurement without samples,
-    or with one that is no positive finite number, is left out, as no record could be read with it: it is a failure.
+    With a list of `failures` a group that raises is added to it, with the reason, and the next one runs; Ctrl-C is
+    added too, and ends the run. after_group is called with all measurements so far, those of a group that raised among
+    them, to keep them whatever comes later. A measurement without samples, or with one that is no positive finite
+    number, is left out, as no record could be read with it: it is a failure.
     """
     results: list[Measurement] = []
     progress = tqdm(groups.items(), desc="bench", unit="group", disable=not show_progress)
     for name, group in progress:
         progress.set_postfix_str(name)
+        measured: list[Measurement] = []
         try:
             with torch.inference_mode():
-                measured = group(effort)
-            results += [m for m in measured if m.is_sound]
+                for measurement in group(effort):
+                    measured.append(measurement)
+                    results += [measurement] if measurement.is_sound else []
             expect_sound(measured)
-        except Exception as error:
-            if failures is None:
+        except BaseException as error:
+            if failures is not None:
+                failures.append(Failure(name, f"{type(error).__name__}: {error}"))
+            if failures is None or not isinstance(error, Exception):
+                after_group(results)
                 raise
-            failures.append(Failure(name, f"{type(error).__name__}: {error}"))
         after_group(results)
     return results
 

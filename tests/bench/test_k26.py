@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from kdtree_nb.bench import BenchmarkError, Effort, k26
+from kdtree_nb.bench import BenchmarkError, Effort, k26, run_groups
 from kdtree_nb.bench.end_to_end import end_to_end
 from kdtree_nb.bench.k26_cell import Cell
 from kdtree_nb.bench.k26_prefill import Prefill
@@ -52,6 +52,17 @@ def test_what_is_measured(measured):
     assert {n for n in names if n.startswith("k26_step/")} == {f"k26_step/{n}" for n in CONTENDERS}
     assert {n for n in names if n.startswith("k26_layer/")} == {"k26_layer/captured", "k26_layer/floats first"}
     assert all(s > 0 for m in measured for s in m.samples)
+
+
+def test_steps_that_were_measured_are_kept_where_the_prefill_fails(device, monkeypatch):
+    def no_room(*_):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(k26.k26_prefill, "Prefill", no_room)
+    groups, failures = k26.k26_groups(k26.k26_lab(device.type, EFFORT), small_plan(rows=(1,))), []
+    found = run_groups({name: groups[name] for name in ("bandwidth", "matmul", "k26_step")}, EFFORT, False, failures)
+    assert {f"k26_step/{name}" for name in CONTENDERS} < {m.name for m in found}
+    assert [(failure.group, failure.reason) for failure in failures] == [("k26_step", "MemoryError: no room")]
 
 
 def test_params_of_a_cell_agree_and_hold_the_floor(measured):

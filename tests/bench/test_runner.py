@@ -73,3 +73,29 @@ def test_what_no_record_can_hold_is_a_failure_and_the_rest_is_kept(bad):
     assert f"positive finite numbers, got {bad} of a/y with {{'rows': 3}}" in failure.reason
     with pytest.raises(BenchmarkError, match="positive finite numbers"):
         run_groups(groups, Effort(2, 8), False)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no room"), KeyboardInterrupt()])
+def test_what_a_group_measured_before_it_failed_is_kept(error):
+    def group(effort):
+        yield Measurement("a/x", [float(torch.is_inference_mode_enabled())], {})
+        raise error
+
+    kept, failures = [], []
+    groups = {"a": group, "b": lambda effort: [Measurement("b/x", [2.0], {})]}
+
+    def keep(results):
+        kept.append([m.name for m in results])
+
+    if isinstance(error, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            run_groups(groups, Effort(2, 8), False, failures, keep)
+        assert kept == [["a/x"]]
+    else:
+        assert [m.name for m in run_groups(groups, Effort(2, 8), False, failures, keep)] == ["a/x", "b/x"]
+        assert kept == [["a/x"], ["a/x", "b/x"]]
+    assert failures == [Failure("a", f"{type(error).__name__}: {error}")]
+    kept.clear()
+    with pytest.raises(type(error)):
+        run_groups(groups, Effort(2, 8), False, None, keep)
+    assert kept == [["a/x"]]
