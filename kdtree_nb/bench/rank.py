@@ -127,8 +127,13 @@ def _with_ranks(part: Any, ranks: Ranks) -> Any:
 
 
 def take_experts(model: Model, chosen: Sequence[Tensor]) -> None:
-    """Let every layer with experts, in order, route and then take these expert ids i32 [T, k] instead."""
+    """Let every layer with experts, in order, route and then take these expert ids i32 [T, k] instead. Raises
+    ValueError unless there are as many of them as such layers."""
     experts = [x.feed_forward for x in model.layers if isinstance(x.feed_forward, MoeFeedForward)]
+    if len(chosen) != len(experts):
+        raise ValueError(
+            f"take_experts: expected ids for each of {len(experts)} layers with experts, got {len(chosen)}"
+        )
 
     def take(route: Callable[..., Sequence[Tensor]], ids: Tensor, *args: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         h, _, weight = route(*args)
@@ -245,11 +250,13 @@ def seconds_of(replay: Callable[[], object], device: torch.device) -> Sample:
 
 def bushy_tree(num_nodes: int, vocab_size: int, device: torch.device, seed: int = 0) -> DraftTree:
     """A tree of num_nodes nodes, root included, at most 8 deep, of random tokens: the worst case for experts. The root
-    is the same for any num_nodes."""
+    is the same for any num_nodes. Raises ValueError unless these are 1 … MAX_BUDGET + 1."""
+    if not 1 <= num_nodes <= MAX_BUDGET + 1:
+        raise ValueError(f"bushy_tree: expected 1 … {MAX_BUDGET + 1} nodes, got {num_nodes}")
     generator = torch.Generator().manual_seed(seed)
     token = torch.randint(vocab_size, (1, MAX_BUDGET + 1), generator=generator)[:, :num_nodes].contiguous()
-    log_probs = (2.0 * torch.randn(1, 8, max(1, num_nodes), generator=generator)).log_softmax(-1)
-    ids = torch.arange(max(1, num_nodes)).expand(log_probs.shape).contiguous()
+    log_probs = (2.0 * torch.randn(1, 8, num_nodes, generator=generator)).log_softmax(-1)
+    ids = torch.arange(num_nodes).expand(log_probs.shape).contiguous()
     best_first = log_probs.sort(-1, descending=True).values.contiguous()
     tree = ops.tree_build(best_first, ids, token[:, 0].contiguous(), num_nodes - 1)
     if int(tree.num_nodes[0]) != num_nodes:

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_judge(args: argparse.Namespace) -> int:
-    """`bench --judge`. Status 1 if a target is missed that --check asks for."""
+    """`bench --judge`. With --check status 1 if a target is missed, or a group failed in the recorded run."""
     from kdtree_nb import bench
     from kdtree_nb.viz.records import load_record
 
@@ -75,7 +75,9 @@ def run_judge(args: argparse.Namespace) -> int:
             f"{', '.join(sorted({t.group for t in targets}))}, got {', '.join(groups)}"
         )
     print(bench.markdown_table(verdicts), end="")
-    return int(args.check and not all(v.met for v in verdicts))
+    for failure in record.failed:
+        print(f"FAILED  {failure}")
+    return int(args.check and (bool(record.failed) or not all(v.met for v in verdicts)))
 
 
 def run_k26(args: argparse.Namespace) -> int:

@@ -31,7 +31,11 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """One run of a benchmark command on one device. device_kind: cpu or cuda."""
+    """One run of a benchmark command on one device.
+
+    device_kind: cpu or cuda
+    failed:      groups of which measurements are missing, and why
+    """
 
     device: str
     date: str
@@ -41,6 +45,7 @@ class Record:
     results: tuple[Result, ...]
     path: Path
     device_kind: str = "cpu"
+    failed: tuple[str, ...] = ()
 
     def find(self, name: str, **params: Any) -> Result | None:
         """The result of that name whose params include `params`; None if absent. Raises ValueError if several fit."""
@@ -81,14 +86,20 @@ def load_record(path: str | Path) -> Record:
     kind = fields.get("device_kind", "cpu")
     if kind not in ("cpu", "cuda"):
         raise ValueError(f"load_record: {path}: device_kind: expected cpu or cuda, got {kind!r}")
-    return Record(
-        **{name: fields[name] for name in expected if name != "results"}, results=results, path=path, device_kind=kind
-    )
+    named = {name: fields[name] for name in expected if name != "results"}
+    return Record(**named, results=results, path=path, device_kind=kind, failed=_failed(path, fields.get("failed", [])))
 
 
 def load_records(folder: str | Path = BENCHMARKS) -> list[Record]:
     """Every record of a folder, by file name."""
     return [load_record(path) for path in sorted(Path(folder).glob("*.json"))]
+
+
+def _failed(path: Path, entries: Any) -> tuple[str, ...]:
+    try:
+        return tuple(f"{entry['group']}: {entry['reason']}" for entry in entries)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"load_record: {path}: failed: expected groups and reasons, got {entries!r}") from error
 
 
 def _result(path: Path, index: int, fields: Any) -> Result:

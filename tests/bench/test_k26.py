@@ -13,6 +13,7 @@ from kdtree_nb.bench.k26_cell import Cell
 from kdtree_nb.bench.k26_prefill import Prefill
 from kdtree_nb.bench.rank import Rank, Step, bushy_tree, chain_of, take_experts
 from kdtree_nb.hf.step_work import expected_experts, rank_config
+from kdtree_nb.model.ranks import ONE_RANK
 
 CONTENDERS = ("captured", "share", "with stand-in for sums")
 EFFORT = Effort(num_rounds=2, num_tokens=6, num_cases=60)
@@ -243,6 +244,18 @@ def test_trees_and_chains():
     path = tree.path(0, 32)
     chain = chain_of(tree, 32)
     assert chain.token[0].tolist() == tree.token[0, path].tolist() and int(chain.depth.max()) == len(path) - 1
+
+
+@pytest.mark.parametrize("num_nodes", [-1, 0, 1025])
+def test_a_tree_has_a_root_and_fits(num_nodes):
+    with pytest.raises(ValueError, match=f"bushy_tree: expected 1 … 1024 nodes, got {num_nodes}"):
+        bushy_tree(num_nodes, 256, torch.device("cpu"))
+
+
+def test_experts_are_taken_by_every_layer_that_has_them(rank):
+    ids = torch.zeros(1, 8, dtype=torch.int32, device=rank.device)
+    with pytest.raises(ValueError, match="take_experts: expected ids for each of 1 layers with experts, got 2"):
+        take_experts(rank.with_ranks(ONE_RANK), [ids, ids])
 
 
 @pytest.mark.parametrize("stands_at", [32, 128])

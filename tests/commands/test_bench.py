@@ -57,6 +57,21 @@ def test_judge_with_check_has_status_1_when_a_target_is_missed(capsys, tmp_path,
     assert "**missed**" in capsys.readouterr().out
 
 
+def test_judge_tells_of_groups_that_failed(capsys, tmp_path, slow_native):
+    def fail(effort):
+        yield Measurement("ar_step/numpy", [9.0], {"dtype": "float32"})
+        yield Measurement("ar_step/native", [1.0], {"dtype": "float32"})
+        raise RuntimeError("no luck")
+
+    bench.GROUPS = {"ar_step": fail}
+    assert cli.main(["bench", "--quick", "--out", str(tmp_path / "r.json")]) == 1
+    capsys.readouterr()
+    assert cli.main(["bench", "--judge", str(tmp_path / "r.json")]) == 0
+    told = capsys.readouterr().out
+    assert "1 of 1" in told and "**missed**" not in told and told.endswith("FAILED  ar_step: RuntimeError: no luck\n")
+    assert cli.main(["bench", "--judge", str(tmp_path / "r.json"), "--check"]) == 1
+
+
 def test_a_record_that_no_target_is_about_is_not_judged(capsys):
     path = viz.records.BENCHMARKS / "nvidia-h200-sanitizer.json"
     assert cli.main(["bench", "--judge", str(path)]) == 2

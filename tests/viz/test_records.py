@@ -35,7 +35,7 @@ def test_a_record_is_read(tmp_path):
     assert record.label == "NVIDIA H200 · 2026-12-01 · torch 2.13.0"
     assert record.find("step/numpy", rows=1).median == 0.2
     assert record.find("step/native").samples == (0.05, 0.04)
-    assert record.find("step/none") is None
+    assert record.find("step/none") is None and record.failed == ()
     with pytest.raises(ValueError, match="expected one result, got params"):
         record.find("step/numpy")
 
@@ -61,6 +61,8 @@ BAD = {
     "step/native": lambda r: r["results"][2].update(samples=[1.0, -1.0]),
     "unit": lambda r: r["results"][0].pop("unit"),
     "params": lambda r: r["results"][0].update(params=[]),
+    "failed: expected groups and reasons": lambda r: r.update(failed=[{"group": "a"}]),
+    "failed: expected groups and reasons, got 3": lambda r: r.update(failed=3),
 }
 
 
