@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,6 +68,16 @@ def run_judge(args: argparse.Namespace) -> int:
     from kdtree_nb import bench
     from kdtree_nb.viz.records import load_record
 
+    given = {
+        "--device": args.device,
+        "--quick": args.quick,
+        "--group": args.group,
+        "--list": args.list,
+        "--out": args.out,
+    }
+    useless = ", ".join(name for name, value in given.items() if value)
+    if useless:
+        raise ValueError(f"{useless}: expected without --judge, which measures nothing. Leave out one or the other.")
     record = load_record(args.judge)
     targets = bench.targets_of(record.device_kind)
     verdicts = bench.judge(targets, record.results)
@@ -132,7 +145,6 @@ def measure(
     import torch
 
     from kdtree_nb import bench
-    from kdtree_nb.kdtr import expect_writable
     from kdtree_nb.native import require
 
     if device == "cuda" or ranks:
@@ -140,9 +152,7 @@ def measure(
     failures: list[Failure] = []
     path, is_first = None, ranks is None or ranks.rank == 0
     if target and is_first:
-        expect_writable(target.parent if target.suffix == ".json" else target)
-        if target.suffix == ".json" and target.is_dir():
-            raise ValueError(f"--out: expected a .json file or a folder of another name, got the folder {target}")
+        _expect_place(target)
 
     def keep(measurements: list[Measurement]) -> None:
         nonlocal path
@@ -155,11 +165,40 @@ def measure(
 
     caught = failures if ranks is None else None
     try:
-        measurements = bench.run_groups(groups, effort, is_first, caught, keep)
+        with contextlib.nullcontext() if ranks else _terminable():
+            measurements = bench.run_groups(groups, effort, is_first, caught, keep)
     finally:  # also where it is interrupted
         if path:
             print(f"record: {path}")
     return measurements, failures
+
+
+def _expect_place(target: Path) -> None:
+    """Raises ValueError where no record could be written."""
+    from kdtree_nb.kdtr import expect_writable
+
+    is_file = target.suffix == ".json"
+    expect_writable(target.parent if is_file else target)
+    if is_file and target.is_dir():
+        raise ValueError(f"--out: expected a .json file or a folder of another name, got the folder {target}")
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM, as of a limit of time, ends what runs inside like Ctrl-C: what was measured is still written. Only the
+    main thread hears of signals; in another nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def command(args: argparse.Namespace) -> str:

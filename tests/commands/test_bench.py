@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 
 import pytest
 import torch
@@ -55,6 +58,12 @@ def test_judge_with_check_has_status_1_when_a_target_is_missed(capsys, tmp_path,
     assert cli.main(["bench", "--judge", str(tmp_path / "r.json")]) == 0
     assert cli.main(["bench", "--judge", str(tmp_path / "r.json"), "--check"]) == 1
     assert "**missed**" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", [["--quick"], ["--out", "r.json"], ["--group", "ar_step"], ["--device", "cpu"]])
+def test_judging_measures_nothing(capsys, option):
+    assert cli.main(["bench", "--judge", "r.json", *option]) == 2
+    assert f"{option[0]}: expected without --judge, which measures nothing" in capsys.readouterr().err
 
 
 def test_judge_tells_of_groups_that_failed(capsys, tmp_path, slow_native):
@@ -124,6 +133,20 @@ def test_the_record_is_kept_as_it_grows(tmp_path, slow_native):
     bench.GROUPS = {**bench.GROUPS, "look": look}
     assert cli.main(["bench", "--quick", "--out", str(tmp_path / "r.json")]) == 130
     assert seen[-1] == ["ar_step/numpy", "ar_step/native", "bandwidth/copy"]
+
+
+def test_a_run_that_is_terminated_leaves_its_record(capsys, tmp_path, slow_native):
+    def limit(effort):
+        yield Measurement("limit/x", [1.0], {})
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)
+
+    handler = signal.getsignal(signal.SIGTERM)
+    bench.GROUPS = {**bench.GROUPS, "limit": limit}
+    assert cli.main(["bench", "--quick", "--out", str(tmp_path / "r.json")]) == 130
+    record = viz.load_record(tmp_path / "r.json")
+    assert record.results[-1].name == "limit/x" and record.failed == ("limit: KeyboardInterrupt: ",)
+    assert "interrupted" in capsys.readouterr().err and signal.getsignal(signal.SIGTERM) is handler
 
 
 def test_groups_of_a_gpu_are_listed_without_one(capsys):
