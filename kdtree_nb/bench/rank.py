@@ -43,7 +43,7 @@ class Rank:
     config:    what this rank computes (`rank_config`)
     num_slots: of the cache, which every step shares
     as_stored: leave INT4 experts as a checkpoint stores them, so that products make floats of them, until `pack_int4`
-    ranks:     the num_ranks that are there; default: rank 0 alone
+    ranks:     the num_ranks that are there; default: rank 0 alone. Raises ValueError for another number of them
     """
 
     def __init__(
@@ -51,6 +51,8 @@ class Rank:
         ranks: Ranks | None = None,
     ) -> None:  # fmt: skip
         ranks = ranks or (ONE_RANK if num_ranks == 1 else TensorParallel(LoneGroup(num_ranks, device)))
+        if ranks.num_ranks != num_ranks:
+            raise ValueError(f"bench k26: expected {num_ranks} ranks, of which one is built, got {ranks.num_ranks}")
         begin = time.perf_counter()
         with memory_for("bench k26: expected memory for one rank", device, "Use fewer --layers or shorter --prefix."):
             self.model = build(config.model, RandomSource(config, device, DTYPE, keeps_words=as_stored), ranks)

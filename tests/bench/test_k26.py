@@ -11,9 +11,11 @@ from kdtree_nb.bench import BenchmarkError, Effort, k26, run_groups
 from kdtree_nb.bench.end_to_end import end_to_end
 from kdtree_nb.bench.k26_cell import Cell
 from kdtree_nb.bench.k26_prefill import Prefill
+from kdtree_nb.bench.lone_ranks import LoneGroup
 from kdtree_nb.bench.rank import Rank, Step, bushy_tree, chain_of, take_experts
 from kdtree_nb.hf.step_work import expected_experts, rank_config
 from kdtree_nb.model.ranks import ONE_RANK
+from kdtree_nb.parallel import TensorParallel
 
 CONTENDERS = ("captured", "share", "with stand-in for sums")
 EFFORT = Effort(num_rounds=2, num_tokens=6, num_cases=60)
@@ -250,6 +252,11 @@ def test_trees_and_chains():
 def test_a_tree_has_a_root_and_fits(num_nodes):
     with pytest.raises(ValueError, match=f"bushy_tree: expected 1 … 1024 nodes, got {num_nodes}"):
         bushy_tree(num_nodes, 256, torch.device("cpu"))
+
+
+def test_a_rank_is_one_of_as_many_as_its_work_is_counted_for(device):
+    with pytest.raises(ValueError, match="bench k26: expected 4 ranks, of which one is built, got 8"):
+        Rank(small_plan().config, 4, device, 8, ranks=TensorParallel(LoneGroup(8, device)))
 
 
 def test_experts_are_taken_by_every_layer_that_has_them(rank):
