@@ -138,14 +138,14 @@ class Failure:
 
 def run_groups(
     groups: Mapping[str, Group], effort: Effort, show_progress: bool = True, failures: list[Failure] | None = None,
-    after_group: Callable[[list[Measurement]], object] = lambda results: None,
+    after_group: Callable[[list[Measurement]], object] = lambda results: None, goes_on: bool = True,
 ) -> list[Measurement]:  # fmt: skip
     """Run the groups one after the other, in inference mode. Raises BenchmarkError when contenders disagree.
 
-    With a list of `failures` a group that raises is added to it, with the reason, and the next one runs; Ctrl-C is
-    added too, and ends the run. after_group is called with all measurements so far, those of a group that raised among
-    them, to keep them whatever comes later. A measurement without samples, or with one that is no positive finite
-    number, is left out, as no record could be read with it: it is a failure.
+    With a list of `failures` a group that raises is added to it, with the reason, and the next one runs if the run
+    goes_on; Ctrl-C is added too, and ends the run. after_group is called with all measurements so far, those of a group
+    that raised among them, to keep them whatever comes later. A measurement without samples, or with one that is no
+    positive finite number, is left out, as no record could be read with it: it is a failure.
     """
     results: list[Measurement] = []
     progress = tqdm(groups.items(), desc="bench", unit="group", disable=not show_progress)
@@ -161,7 +161,7 @@ def run_groups(
         except BaseException as error:
             if failures is not None:
                 failures.append(Failure(name, f"{type(error).__name__}: {error}"))
-            if failures is None or not isinstance(error, Exception):
+            if failures is None or not goes_on or not isinstance(error, Exception):
                 after_group(results)
                 raise
         after_group(results)

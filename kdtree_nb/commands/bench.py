@@ -163,10 +163,9 @@ def measure(
         if device == "cuda":
             torch.cuda.empty_cache()
 
-    caught = failures if ranks is None else None
     try:
         with contextlib.nullcontext() if ranks else _terminable():
-            measurements = bench.run_groups(groups, effort, is_first, caught, keep)
+            measurements = bench.run_groups(groups, effort, is_first, failures, keep, goes_on=ranks is None)
     finally:  # also where it is interrupted
         if path:
             print(f"record: {path}")

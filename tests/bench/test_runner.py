@@ -97,5 +97,9 @@ def test_what_a_group_measured_before_it_failed_is_kept(error):
     assert failures == [Failure("a", f"{type(error).__name__}: {error}")]
     kept.clear()
     with pytest.raises(type(error)):
+        run_groups(groups, Effort(2, 8), False, failures, keep, goes_on=False)
+    assert kept == [["a/x"]] and len(failures) == 2
+    kept.clear()
+    with pytest.raises(type(error)):
         run_groups(groups, Effort(2, 8), False, None, keep)
     assert kept == [["a/x"]]

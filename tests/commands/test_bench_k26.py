@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ import torch
 from kdtree_nb import bench, cli, viz
 from kdtree_nb.bench import k26
 from kdtree_nb.commands import bench_k26
+from kdtree_nb.commands.bench import measure
+from kdtree_nb.errors import RankError
 
 SMALL = ["bench", "k26", "--device", "cpu", "--small", "--layers", "2", "--quick", "--rows", "1", "3", "--prefix", "32"]
 
@@ -127,3 +130,27 @@ def test_an_interrupted_run_tells_where_its_record_is(brief, capsys, tmp_path):
     told = capsys.readouterr()
     assert f"record: {out}" in told.out and "interrupted" in told.err
     assert [r.name for r in viz.load_record(out).results] == ["bandwidth/copy"]
+
+
+def test_a_record_of_all_ranks_tells_where_it_ended(tmp_path):
+    """What fails on one rank ends all; rank 0 writes what there is."""
+
+    def fail(effort):
+        yield bench.Measurement("k26_tp/step", [1.0], {})
+        raise RankError("rank 1 is gone")
+
+    groups = {"k26_tp": fail, "never": lambda effort: pytest.fail("measured")}
+    for rank in (1, 0):
+        assert not (tmp_path / "r.json").exists()
+        with pytest.raises(RankError, match="rank 1 is gone"):
+            measure(
+                groups,
+                bench.Effort.quick(),
+                tmp_path / "r.json",
+                "words",
+                "cpu",
+                SimpleNamespace(rank=rank, num_ranks=2),
+            )
+    record = viz.load_record(tmp_path / "r.json")
+    assert [r.name for r in record.results] == ["k26_tp/step"] and record.device.startswith("2 × ")
+    assert record.failed == ("k26_tp: RankError: rank 1 is gone",)
