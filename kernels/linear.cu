@@ -128,10 +128,11 @@ int choose_wide(const LinearArgs& a, const LinearDevice& device) {
 constexpr int64_t kMaxRowsDirect = 136;
 
 // The shape without stages for a small product, or -1: one of 5 MB of weights at most (4 MB with more than 8 rows, 1 MB with more
-// than 64), and of kMaxRowsDirect rows. On an H200 it takes 1.5-2 us where stages take 3-4.6 us; of more weights as long or longer.
-// 72 rows: 320 to 1408 2.7 us, where stages take 5.4; 320 to 4096 7.1, stages 5.6. Two tiles of outputs for each x that is read
-// were the fastest, except where that leaves a long K to few blocks; more rows of a block where 8 would need more blocks than run
-// at once. Beyond 64 rows, a tree of 64 nodes and its root, blocks of 24 are as many as of 32 and are filled.
+// than 64), and of kMaxRowsDirect rows, more than 72 only where all blocks of 8 rows run at once. On an H200 it takes 1.5-2 us
+// where stages take 3-4.6 us; of more weights as long or longer. 72 rows: 320 to 1408 2.7 us, where stages take 5.4; 320 to 4096
+// 7.1, stages 5.6. 73 rows: 320 to 208 1.8 us, stages 4.7; more rows have not been measured. Two tiles of outputs for each x that is
+// read were the fastest, except where that leaves a long K to few blocks; more rows of a block where 8 would need more blocks than
+// run at once. 65 to 72 rows, a tree of 64 nodes and its root: blocks of 24 are as many as of 32 and are filled.
 int choose_direct(const LinearArgs& a, const LinearDevice& device) {
   const int64_t m = a.num_rows, k = a.num_in, tiles = ceil_div(a.num_out, kOutTile) * a.num_groups;
   const int64_t most = m <= 8 ? 5 << 20 : m <= 64 ? 4 << 20 : 1 << 20;
@@ -141,6 +142,7 @@ int choose_direct(const LinearArgs& a, const LinearDevice& device) {
   if (m > 8 && m <= 16 && a.num_segments > 0 && tiles > 3 * device.num_multiprocessors) return -1;
   if (m <= 8 && k >= 1024 && tiles <= device.num_multiprocessors) return kDirectLong;
   if (ceil_div(tiles, 2) * ceil_div(m, 8) <= 2 * device.num_multiprocessors) return kDirect8;
+  if (m > 72) return -1;
   return m <= 16 ? kDirect16 : m <= 24 || m > 64 ? kDirect24 : kDirect32;
 }
 
