@@ -39,8 +39,8 @@ orders what all its lanes read; the first option, the default of newer versions,
 
 LEFT_OUT = {(name, "racecheck") for name in ("moe_experts:whole", "moe_experts:whole some", "moe_experts:whole each")}
 """racecheck 2025.3 does not end, in 80 to 120 s, on launches of BF16 experts beside the shared one; why is not known.
-The other tools end in 3 s and are clean, as racecheck is on `moe_experts:INT4 whole` and `INT4 whole some`, whose
-launches have the same half for the shared expert, and on `moe_experts:spread`."""
+memcheck and synccheck end in 3 s and are clean, as initcheck is on the first two, and racecheck on
+`moe_experts:spread`, `INT4 whole` and `INT4 whole some`; the last two have the same half for the shared expert."""
 ALL_OPS = "all operations of op_args.h"
 
 
